@@ -1,0 +1,134 @@
+"""Fastmax in plain PyTorch, on any device, for any order: executes a schedule on tiles, forward and adjoint."""
+
+import torch
+from torch import Tensor
+
+from fastmax.backends.chunked import tiles as t
+from fastmax.backends.chunked.parts import parts
+from fastmax.backends.chunked.schedule import Accumulate, Attend, Step, causal_chunk, schedule
+from fastmax.problem import InputGrads, OutputGrads, Problem
+
+
+def unsupported(_: Problem) -> str | None:
+    """Nothing is."""
+    return None
+
+
+def forward(p: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """o, g and state_out."""
+    o, g, state = p.new_outputs()
+    for part in parts(p, _heads_at_once(p)):
+        state_out = part.of_states(state) if p.return_state else None
+        _forward(part.problem(p), part.of_queries(o), part.of_queries(g), state_out)
+    return o, g, state
+
+
+def backward(p: Problem, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads:
+    """The gradients of the raw inputs."""
+    out = InputGrads.empty(p)
+    for x in out:
+        x.zero_()
+    for part in parts(p, _heads_at_once(p)):
+        _backward(
+            part.problem(p),
+            part.of_queries(o),
+            part.of_queries(g),
+            OutputGrads(
+                None if grads.o is None else part.of_queries(grads.o),
+                None if grads.g is None else part.of_queries(grads.g),
+                None if grads.state is None else part.of_states(grads.state),
+            ),
+            InputGrads(
+                part.of_queries(out.q),
+                part.of_keys(out.k),
+                part.of_keys(out.v),
+                out.head_scale if p.head_scale is None else out.head_scale[part.query_heads],
+                out.state if p.state_in is None else part.of_states(out.state),
+            ),
+        )
+    return out
+
+
+def _heads_at_once(p: Problem) -> int:
+    """So many key heads that a causal chunk of their features, or a tile of their dense weights, is within budget."""
+    per_head = max(p.features * min(causal_chunk(p.features), 512), t.DENSE_TILE**2 * p.groups)
+    return max(1, t.FEATURE_BUDGET // per_head)
+
+
+def _steps(p: Problem) -> list[Step]:
+    return schedule(
+        p.q.shape[2],
+        p.k.shape[2],
+        head_dim=p.head_dim,
+        value_dim=p.value_dim,
+        features=p.features,
+        is_causal=p.is_causal,
+        has_state=p.state_in is not None,
+        return_state=p.return_state,
+    )
+
+
+def _state_from(p: Problem, start: Tensor | None) -> Tensor:
+    if start is not None:
+        return start.clone(memory_format=torch.contiguous_format)
+    return p.q.new_zeros(*p.k.shape[:2], p.features, p.value_dim + 1, dtype=p.dtype)
+
+
+def _forward(p: Problem, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
+    state = _state_from(p, p.state_in)
+    for step in _steps(p):
+        if isinstance(step, Accumulate):
+            _accumulate_keys(p, state, step)
+            continue
+        for a, b in t.query_tiles(p, step):
+            x = t.load_queries(p, a, b)
+            f = t.read(state, x, p.order) if step.reads_state else x.new_zeros(*x.shape[:-1], p.value_dim + 1)
+            for c, d, diagonal in t.key_tiles(p, step, a, b):
+                k_hat, u = t.load_keys(p, c, d)
+                f += t.dense(x, k_hat, u, p, diagonal)
+            t.store_outputs(a, b, f, o, g)
+    if state_out is not None:
+        state_out.copy_(state)
+
+
+def _backward(p: Problem, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads) -> None:
+    """The adjoint of the schedule. `out` arrives as zeros."""
+    steps = _steps(p)
+    dk_hat, dv = (x if x.dtype == p.dtype else torch.zeros_like(x, dtype=p.dtype) for x in (out.k, out.v))
+    d_scale = None if p.head_scale is None else out.head_scale
+    state = _state_from(p, p.state_in)
+    for step in steps:
+        if isinstance(step, Accumulate):
+            _accumulate_keys(p, state, step)
+            continue
+        for a, b in t.query_tiles(p, step):
+            x, w = t.load_queries(p, a, b), t.load_output_grads(p, a, b, o, g, grads)
+            dx = t.read_vjp(state, x, w, p.order) if step.reads_state else torch.zeros_like(x)
+            for c, d, diagonal in t.key_tiles(p, step, a, b):
+                k_hat, u = t.load_keys(p, c, d)
+                dx_tile, dk_tile, du_tile = t.dense_vjp(x, k_hat, u, w, p, diagonal)
+                dx += dx_tile
+                dk_hat[:, :, c:d] += dk_tile
+                dv[:, :, c:d] += du_tile[..., :-1]
+            t.store_query_grads(p, a, b, dx, out.q, d_scale)
+    d_state = _state_from(p, grads.state)
+    for step in reversed(steps):
+        if isinstance(step, Attend):
+            for a, b in t.query_tiles(p, step) if step.reads_state else ():
+                x, w = t.load_queries(p, a, b), t.load_output_grads(p, a, b, o, g, grads)
+                t.accumulate(d_state, x, w, p.order)
+            continue
+        for a, b in t.tiles(step.start, step.stop, t.feature_tile(p)):
+            k_hat, u = t.load_keys(p, a, b)
+            dk_hat[:, :, a:b] += t.read_vjp(d_state, k_hat, u, p.order)
+            dv[:, :, a:b] += t.read(d_state, k_hat, p.order)[..., :-1]
+    for a, b in t.tiles(0, p.k.shape[2], t.feature_tile(p)):
+        t.store_key_grads(p, a, b, dk_hat, dv, out.k, out.v)
+    if p.state_in is not None:
+        out.state.copy_(d_state)
+
+
+def _accumulate_keys(p: Problem, state: Tensor, step: Accumulate) -> None:
+    for a, b in t.tiles(step.start, step.stop, t.feature_tile(p)):
+        k_hat, u = t.load_keys(p, a, b)
+        t.accumulate(state, k_hat, u, p.order)

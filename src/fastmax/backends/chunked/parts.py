@@ -1,0 +1,74 @@
+"""A problem cut into independent parts: the sequences of a packed batch, and groups of heads small enough for a tile."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fastmax.problem import Problem
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which slices of the inputs, outputs and states belong to a part. `heads` counts key heads."""
+
+    batch: slice
+    heads: slice
+    query_heads: slice
+    queries: slice
+    keys: slice
+    states: slice
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        return x[self.batch, self.query_heads, self.queries]
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        return x[self.batch, self.heads, self.keys]
+
+    def of_states(self, x: Tensor) -> Tensor:
+        return x[self.states, self.heads]
+
+    def problem(self, p: Problem) -> Problem:
+        mask = p.key_mask
+        if mask is not None:
+            mask = self.of_keys(mask.expand(-1, p.k.shape[1], -1))
+        return replace(
+            p,
+            q=self.of_queries(p.q),
+            k=self.of_keys(p.k),
+            v=self.of_keys(p.v),
+            head_scale=None if p.head_scale is None else p.head_scale[self.query_heads],
+            key_mask=mask,
+            cu_seqlens_q=None,
+            cu_seqlens_k=None,
+            state_in=None if p.state_in is None else self.of_states(p.state_in),
+        )
+
+
+def parts(p: Problem, heads_at_once: int) -> Iterator[Part]:
+    """Whole batches while they are few, else single ones in groups of heads, each sequence on its own."""
+    batch, heads = p.k.shape[:2]
+    at_once = max(1, min(heads, heads_at_once))
+    batches_at_once = max(1, heads_at_once // max(1, heads))
+    for queries, keys, state in _sequences(p):
+        for b in range(0, batch, batches_at_once):
+            batches = slice(b, min(b + batches_at_once, batch))
+            for h in range(0, heads, at_once):
+                stop = min(h + at_once, heads)
+                yield Part(
+                    batch=batches,
+                    heads=slice(h, stop),
+                    query_heads=slice(h * p.groups, stop * p.groups),
+                    queries=queries,
+                    keys=keys,
+                    states=batches if state is None else state,
+                )
+
+
+def _sequences(p: Problem) -> Iterator[tuple[slice, slice, slice | None]]:
+    if p.cu_seqlens_q is None or p.cu_seqlens_k is None:
+        yield slice(0, p.q.shape[2]), slice(0, p.k.shape[2]), None
+        return
+    q_ends, k_ends = p.cu_seqlens_q.tolist(), p.cu_seqlens_k.tolist()
+    for i in range(len(q_ends) - 1):
+        yield slice(q_ends[i], q_ends[i + 1]), slice(k_ends[i], k_ends[i + 1]), slice(i, i + 1)

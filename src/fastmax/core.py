@@ -1,0 +1,97 @@
+"""The paper, as written: standardize -> moments -> readout. Numbers in brackets are its displayed equations.
+
+This file and `reference.py` define what Fastmax means; every backend is tested against them. It is meant to be read,
+not to be fast: the causal form stores one state per token, as equations [34-35] do. docs/errata.md lists where the
+paper is at odds with itself and what holds here.
+"""
+
+from math import factorial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+EPS = 1e-6
+"""Added to the variance of a token, so that a token whose channels are all equal becomes zeros."""
+
+MAX_ORDER = 4
+
+
+def standardize(x: Tensor, eps: float = EPS) -> Tensor:
+    """[5-6]: each token to mean 0 and (biased) standard deviation 1 over its channels, the last dimension.
+
+    No statistic crosses tokens, so nothing leaks from the future.
+    """
+    x = x - x[..., :1]  # exact zeros for a constant token, whatever its magnitude
+    x = x - x.mean(-1, keepdim=True)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def similarity(s: Tensor, order: int) -> Tensor:
+    """[8]: f(s) = sum of s^l / l! for l = 0 .. order, by Horner's rule."""
+    f = torch.ones_like(s)
+    for degree in range(order, 0, -1):
+        f = 1 + f * s / degree
+    return f
+
+
+def default_scale(order: int, head_dim: int) -> float:
+    """What multiplies s: 1, equation [8] as written, for even orders; 1 / D for odd ones.
+
+    For an even order f is positive everywhere. For an odd one it is negative at large negative s; standardized q and k
+    give |s| <= D, so 1 / D is the scale at which the weights are never negative.
+    """
+    return 1.0 if order % 2 == 0 else 1.0 / head_dim
+
+
+class Moments(NamedTuple):
+    """All that attention needs of the keys, by degree: x[l] is (..., D^l, Dv) and y[l] is (..., D^l, 1)."""
+
+    x: list[Tensor]
+    y: list[Tensor]
+
+
+def tensor_power(x: Tensor, degree: int) -> Tensor:
+    """(..., N, D) -> (..., N, D^degree): every product of `degree` channels of a token."""
+    power = torch.ones_like(x[..., :1])
+    for _ in range(degree):
+        power = (power.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2)
+    return power
+
+
+def moments(k_hat: Tensor, v: Tensor, order: int, is_causal: bool = False) -> Moments:
+    """[28-29], or [34-35] when causal: then each token has moments of its own, in a dimension N before the last two."""
+    powers = [tensor_power(k_hat, degree) for degree in range(order + 1)]
+    ones = torch.ones_like(v[..., :1])
+    if is_causal:
+        x = [(p.unsqueeze(-1) * v.unsqueeze(-2)).cumsum(-3) for p in powers]
+        y = [p.unsqueeze(-1).cumsum(-3) for p in powers]
+    else:
+        x = [p.mT @ v for p in powers]
+        y = [p.mT @ ones for p in powers]
+    return Moments(x, y)
+
+
+def readout(q_hat: Tensor, m: Moments, order: int, is_causal: bool = False) -> tuple[Tensor, Tensor]:
+    """[26-27], or [32-33] when causal, with the 1 / l! of equation [8] that they lose. Returns f and g."""
+    f, g = torch.zeros(()), torch.zeros(())
+    for degree in range(order + 1):
+        q = tensor_power(q_hat, degree) / factorial(degree)
+        if is_causal:
+            q = q.unsqueeze(-2)
+            f = f + (q @ m.x[degree]).squeeze(-2)
+            g = g + (q @ m.y[degree]).squeeze(-2)
+        else:
+            f = f + q @ m.x[degree]
+            g = g + q @ m.y[degree]
+    return f, g
+
+
+def fastmax(
+    q: Tensor, k: Tensor, v: Tensor, *, order: int = 2, scale: float | None = None, is_causal: bool = False
+) -> Tensor:
+    """[19]: o = f / g for q, k of (..., N, D) and v of (..., N, Dv)."""
+    scale = default_scale(order, q.shape[-1]) if scale is None else scale
+    m = moments(standardize(k), v, order, is_causal)
+    f, g = readout(standardize(q) * scale, m, order, is_causal)
+    return f / g
