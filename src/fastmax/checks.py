@@ -43,11 +43,11 @@ def attention(
 def packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
     """What is particular to packed sequences: (total, heads, D) and where each sequence ends."""
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if isinstance(x, Tensor) and x.dim() != 3:
+        _tensor(name, x)
+        if x.dim() != 3:
             raise ValueError(f"{name} must be packed as (total, heads, D), got shape {tuple(x.shape)}")
     for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if not isinstance(cu, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(cu).__name__}")
+        _tensor(name, cu)
         if cu.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{name} must be int32 or int64, got {cu.dtype}")
         if cu.dim() != 1 or cu.shape[0] < 1:
@@ -119,10 +119,14 @@ def flag(name: str, value: bool) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
+def _tensor(name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+
+
 def _tensors(query: Tensor, key: Tensor, value: Tensor, least_dims: int) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        _tensor(name, x)
         if x.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
             raise ValueError(f"{name} must be float64, float32, bfloat16 or float16, got {x.dtype}")
         if x.dim() < least_dims:

@@ -20,11 +20,12 @@ MAX_ORDER = 4
 def standardize(x: Tensor, eps: float = EPS) -> Tensor:
     """[5-6]: each token to mean 0 and (biased) standard deviation 1 over its channels, the last dimension.
 
-    No statistic crosses tokens, so nothing leaks from the future.
+    No statistic crosses tokens, so nothing leaks from the future. Half precision is standardized in fp32.
     """
+    dtype, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))
     x = x - x[..., :1]  # exact zeros for a constant token, whatever its magnitude
     x = x - x.mean(-1, keepdim=True)
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)).to(dtype)
 
 
 def similarity(s: Tensor, order: int) -> Tensor:

@@ -49,7 +49,7 @@ def backward(*call: Any) -> InputGrads:
     """The gradients of q, k, v, head_scale and state_in; the last two of size 0 where there is no such input."""
     o, g, do, dg, d_state, *values, backend = call
     p = Problem(*values)
-    return resolve(backend, p).backward(p, o, g, OutputGrads(do, dg, d_state))
+    return resolve(backend, p).backward(p, o, g, OutputGrads(do, dg, d_state if p.return_state else None))
 
 
 @backward.register_fake

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fastmax.backends.chunked import tiles as t
 from fastmax.backends.chunked.parts import parts
-from fastmax.backends.chunked.schedule import Accumulate, Attend, Step, causal_chunk, schedule
+from fastmax.backends.chunked.schedule import Accumulate, Attend, Step, causal_chunk, make_schedule
 from fastmax.problem import InputGrads, OutputGrads, Problem
 
 
@@ -56,7 +56,7 @@ def _heads_at_once(p: Problem) -> int:
 
 
 def _steps(p: Problem) -> list[Step]:
-    return schedule(
+    return make_schedule(
         p.q.shape[2],
         p.k.shape[2],
         head_dim=p.head_dim,

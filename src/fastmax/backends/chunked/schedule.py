@@ -52,7 +52,7 @@ def causal_chunk(features: int) -> int:
     return chunk
 
 
-def schedule(
+def make_schedule(
     queries: int,
     keys: int,
     *,

@@ -1,0 +1,27 @@
+"""What every test has: one thread, a fixed seed, reproducible properties, and the backends to run on."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# Too slow once coverage traces it is no reason to fail; the same examples every time are.
+settings.register_profile(
+    "fastmax",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("fastmax")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["chunked", "auto"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Plain PyTorch, and what users get: the fastest backend that can run the call."""
+    return str(request.param)
