@@ -46,7 +46,7 @@ def forced(
     """Overrides how the chunked backend cuts the work: form, causal chunk, elements per feature tile, dense tile."""
     overrides = [
         (schedule, "dense_is_cheaper", None if dense is None else lambda *_: dense),
-        (schedule, "causal_chunk", None if chunk is None else lambda _: chunk),
+        (schedule, "causal_chunk", None if chunk is None else lambda *_: chunk),
         (tiles, "FEATURE_BUDGET", budget),
         (tiles, "DENSE_TILE", tile),
     ]

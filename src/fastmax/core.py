@@ -30,9 +30,9 @@ def standardize(x: Tensor, eps: float = EPS) -> Tensor:
 
 def similarity(s: Tensor, order: int) -> Tensor:
     """[8]: f(s) = sum of s^l / l! for l = 0 .. order, by Horner's rule."""
-    f = torch.ones_like(s)
-    for degree in range(order, 0, -1):
-        f = 1 + f * s / degree
+    f = torch.ones_like(s) if order == 0 else 1 + s / order
+    for degree in range(order - 1, 0, -1):
+        f = 1 + f * (s if degree == 1 else s / degree)
     return f
 
 

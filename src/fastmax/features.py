@@ -49,37 +49,44 @@ def _repeats(head_dim: int, degree: int) -> tuple[list[int], list[float]]:
     return rows, factors
 
 
-def _scale_repeats(block: Tensor, head_dim: int, degree: int) -> None:
+@lru_cache(maxsize=128)
+def _repeat_tensors(head_dim: int, degree: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     rows, factors = _repeats(head_dim, degree)
-    index = torch.tensor(rows, device=block.device)
-    block[..., index, :] *= torch.tensor(factors, device=block.device, dtype=block.dtype).unsqueeze(-1)
+    return torch.tensor(rows, device=device), torch.tensor(factors, device=device, dtype=dtype).unsqueeze(-1)
 
 
-def _pieces(head_dim: int, degree: int) -> list[tuple[int, int, int]]:
-    """For each leading channel m: where its rows start in the block, how many, and the suffix of the block below."""
-    pieces, start = [], 0
-    for m in range(head_dim):
-        rows = block_size(head_dim - m, degree - 1)
-        pieces.append((start, rows, block_size(head_dim, degree - 1) - rows))
-        start += rows
-    return pieces
+def _scale_repeats(block: Tensor, head_dim: int, degree: int) -> None:
+    rows, factors = _repeat_tensors(head_dim, degree, block.device, block.dtype)
+    block.index_copy_(-2, rows, block.index_select(-2, rows) * factors)
+
+
+@lru_cache(maxsize=128)
+def _pieces(head_dim: int, degree: int) -> tuple[list[int], list[int]]:
+    """For each leading channel m: how many rows of the block begin with it, and where its suffix of the block below starts.
+
+    That suffix has as many rows as the piece.
+    """
+    rows = [block_size(head_dim - m, degree - 1) for m in range(head_dim)]
+    return rows, [block_size(head_dim, degree - 1) - r for r in rows]
 
 
 def phi(x: Tensor, order: int) -> Tensor:
     """(..., D, N) -> (..., F, N)."""
     *lead, head_dim, tokens = x.shape
     out = x.new_empty(*lead, feature_count(head_dim, order), tokens)
-    out[..., 0, :] = 1
+    out.narrow(-2, 0, 1).fill_(1)
     if order == 0:
         return out
-    out[..., 1 : 1 + head_dim, :] = x
-    below, begin = out[..., 1 : 1 + head_dim, :], 1 + head_dim
+    below = out.narrow(-2, 1, head_dim).copy_(x)
+    channels = x.split(1, -2)
+    begin = 1 + head_dim
     for degree in range(2, order + 1):
-        block = out[..., begin : begin + block_size(head_dim, degree), :]
-        for m, (start, rows, suffix) in enumerate(_pieces(head_dim, degree)):
-            torch.mul(below[..., suffix:, :], x[..., m : m + 1, :], out=block[..., start : start + rows, :])
+        rows, suffixes = _pieces(head_dim, degree)
+        block = out.narrow(-2, begin, sum(rows))
+        for piece, channel, suffix, count in zip(block.split(rows, -2), channels, suffixes, rows, strict=True):
+            torch.mul(below.narrow(-2, suffix, count), channel, out=piece)
         _scale_repeats(block, head_dim, degree)
-        below, begin = block, begin + block.shape[-2]
+        below, begin = block, begin + sum(rows)
     return out
 
 
@@ -87,16 +94,19 @@ def phi_vjp(x: Tensor, d: Tensor, order: int) -> Tensor:
     """J_phi(x)^T d for d of (..., F, N), as (..., D, N). Overwrites d."""
     head_dim = x.shape[-2]
     dx = torch.zeros_like(x)
+    channels, d_channels = x.split(1, -2), dx.split(1, -2)
     lower = phi(x, order - 1)
     end = feature_count(head_dim, order)
     for degree in range(order, 1, -1):
-        begin = end - block_size(head_dim, degree)
-        begin_below = begin - block_size(head_dim, degree - 1)
-        block, d_below, below = d[..., begin:end, :], d[..., begin_below:begin, :], lower[..., begin_below:begin, :]
+        rows, suffixes = _pieces(head_dim, degree)
+        begin = end - sum(rows)
+        size_below = block_size(head_dim, degree - 1)
+        block, d_below = d.narrow(-2, begin, sum(rows)), d.narrow(-2, begin - size_below, size_below)
+        below = lower.narrow(-2, begin - size_below, size_below)
         _scale_repeats(block, head_dim, degree)
-        for m, (start, rows, suffix) in enumerate(_pieces(head_dim, degree)):
-            piece = block[..., start : start + rows, :]
-            dx[..., m, :] += (piece * below[..., suffix:, :]).sum(-2)
-            d_below[..., suffix:, :].addcmul_(piece, x[..., m : m + 1, :])
+        pieces = zip(block.split(rows, -2), channels, d_channels, suffixes, rows, strict=True)
+        for piece, channel, d_channel, suffix, count in pieces:
+            d_channel += (piece * below.narrow(-2, suffix, count)).sum(-2, keepdim=True)
+            d_below.narrow(-2, suffix, count).addcmul_(piece, channel)
         end = begin
-    return dx.add_(d[..., 1 : 1 + head_dim, :]) if order else dx
+    return dx.add_(d.narrow(-2, 1, head_dim))

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fastmax.backends.chunked import tiles as t
 from fastmax.backends.chunked.parts import parts
-from fastmax.backends.chunked.schedule import Accumulate, Attend, Step, causal_chunk, make_schedule
+from fastmax.backends.chunked.schedule import Accumulate, Attend, Step, make_schedule
 from fastmax.problem import InputGrads, OutputGrads, Problem
 
 
@@ -50,9 +50,8 @@ def backward(p: Problem, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads
 
 
 def _heads_at_once(p: Problem) -> int:
-    """So many key heads that a causal chunk of their features, or a tile of their dense weights, is within budget."""
-    per_head = max(p.features * min(causal_chunk(p.features), 512), t.DENSE_TILE**2 * p.groups)
-    return max(1, t.FEATURE_BUDGET // per_head)
+    """So many key heads that a few hundred tokens of their features, or a tile of their dense weights, fit the budget."""
+    return max(1, t.FEATURE_BUDGET // (p.groups * max(128 * p.features, t.DENSE_TILE**2)))
 
 
 def _steps(p: Problem) -> list[Step]:
@@ -62,6 +61,7 @@ def _steps(p: Problem) -> list[Step]:
         head_dim=p.head_dim,
         value_dim=p.value_dim,
         features=p.features,
+        heads=p.q.shape[0] * p.q.shape[1],
         is_causal=p.is_causal,
         has_state=p.state_in is not None,
         return_state=p.return_state,

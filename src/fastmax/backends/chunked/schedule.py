@@ -41,13 +41,14 @@ def dense_is_cheaper(queries: int, keys: int, head_dim: int, value_dim: int, fea
     return dense <= (queries + keys) * features * (value_dim + 1)
 
 
-def causal_chunk(features: int) -> int:
-    """Keys per step of a causal sum: a power of two near F / 4.
+def causal_chunk(features: int, heads: int) -> int:
+    """Keys per step of a causal sum: a power of two near F / 4, or more where heads are few.
 
-    Inside a chunk the dense form costs in proportion to its length; at F / 4 that is about a fifth of the whole.
+    Inside a chunk the dense form costs in proportion to its length; at F / 4 that is about a fifth of the whole. A
+    step of fewer than some 512 tokens over all heads would spend its time on calls instead of arithmetic.
     """
     chunk = 64
-    while chunk * 4 < features:
+    while chunk * 8 < features or (chunk < 512 and chunk * heads < 512):
         chunk *= 2
     return chunk
 
@@ -59,6 +60,7 @@ def make_schedule(
     head_dim: int,
     value_dim: int,
     features: int,
+    heads: int,
     is_causal: bool,
     has_state: bool,
     return_state: bool,
@@ -71,7 +73,7 @@ def make_schedule(
         attend = Attend(0, queries, has_state, 0, keys)
         return [attend, Accumulate(0, keys)] if return_state else [attend]
     length = max(queries, keys)
-    chunk = max(length, 1) if dense else causal_chunk(features)
+    chunk = max(length, 1) if dense else causal_chunk(features, heads)
     steps: list[Step] = []
     for start in range(0, length, chunk):
         stop = start + chunk

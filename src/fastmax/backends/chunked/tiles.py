@@ -14,10 +14,10 @@ from fastmax.core import EPS, similarity, standardize
 from fastmax.features import phi, phi_vjp
 from fastmax.problem import OutputGrads, Problem
 
-FEATURE_BUDGET = 1 << 21
-"""How many elements the features of one tile may have: large enough for an efficient product, small beside the inputs."""
+FEATURE_BUDGET = 1 << 20
+"""How many elements the features of one tile may have: enough for an efficient product, few enough for a cache."""
 
-DENSE_TILE = 256
+DENSE_TILE = 512
 
 
 def tiles(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:

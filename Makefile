@@ -1,0 +1,38 @@
+# Every target sets up .venv by itself; nothing else on the machine is touched.
+.PHONY: demo test check format bench sanitize clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The constraints hold in build environments too: an unpinned torch is gigabytes.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+STAMP := $(VENV)/.installed
+NATIVE := CMakeLists.txt $(wildcard native/*)
+
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'
+	touch $@
+
+demo: $(STAMP)  ## exactness and growth of time, on this machine
+	$(BIN)/fastmax demo
+
+test: $(STAMP)  ## all tests, with the coverage that must hold
+	$(BIN)/python -m pytest --numprocesses 2 --cov --cov-fail-under 95
+
+check: $(STAMP)  ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## every benchmark; results go to results/
+	$(BIN)/fastmax bench core --out results/core.json
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

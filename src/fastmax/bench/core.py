@@ -1,0 +1,112 @@
+"""`fastmax bench core`: is it linear in time and memory, and how far is it from the paper's literal form?"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastmax import core, fastmax_attention
+from fastmax.backends import BACKENDS
+from fastmax.bench.measure import interleave, seconds, write
+from fastmax.bench.memory import peak
+from fastmax.progress import Progress
+from fastmax.report.table import milliseconds, table, times
+
+MEMORY_TOKENS = [1 << n for n in range(14, 19)]
+TIME_TOKENS = [1 << n for n in range(13, 17)]
+LITERAL = {"tokens": 4096, "head_dim": 32, "heads": 1}
+
+
+def run(out: str | None, quick: bool) -> None:
+    """Measure, print the tables, write the JSON."""
+    memory_tokens = MEMORY_TOKENS[:3] if quick else MEMORY_TOKENS
+    time_tokens = TIME_TOKENS[:3] if quick else TIME_TOKENS
+    measured: dict[str, Any] = {"memory": [], "time": [], "literal": []}
+    with Progress(len(BACKENDS) * (len(memory_tokens) + 2 * len(time_tokens)) + 2) as bar:
+        for backend in BACKENDS:
+            for tokens in memory_tokens:
+                bar.step(f"memory, {backend}, N = {tokens:,}")
+                call: dict[str, Any] = {
+                    "tokens": tokens,
+                    "head_dim": 64,
+                    "order": 2,
+                    "is_causal": True,
+                    "backend": backend,
+                }
+                measured["memory"].append(call | peak(**call))
+        for is_causal in (False, True):
+            for backend in BACKENDS:
+                for tokens in time_tokens:
+                    bar.step(f"time, {backend}, {_mask(is_causal)}, N = {tokens:,}")
+                    measured["time"].append(_time(backend, tokens, is_causal, rounds=3))
+            bar.step(f"the literal form, {_mask(is_causal)}")
+            measured["literal"].append(_literal(is_causal, rounds=5))
+    print(summary(measured))
+    write(out, measured)
+
+
+def _time(backend: str, tokens: int, is_causal: bool, rounds: int) -> dict[str, Any]:
+    q, k, v = (torch.randn(1, 1, tokens, 64).requires_grad_() for _ in range(3))
+    do = torch.randn(1, 1, tokens, 64)
+
+    def forward() -> Tensor:
+        o: Tensor = fastmax_attention(q, k, v, is_causal=is_causal, backend=backend)
+        return o
+
+    def forward_and_backward() -> None:
+        torch.autograd.grad(forward(), (q, k, v), do)
+
+    with_backward = interleave({"forward + backward": forward_and_backward}, rounds=rounds)
+    with torch.no_grad():
+        timings = interleave({"forward": forward}, rounds=rounds) | with_backward
+    return {"backend": backend, "tokens": tokens, "is_causal": is_causal, "seconds": seconds(timings)}
+
+
+def _literal(is_causal: bool, rounds: int) -> dict[str, Any]:
+    q, k, v = (torch.randn(LITERAL["heads"], LITERAL["tokens"], LITERAL["head_dim"]) for _ in range(3))
+    contestants: dict[str, Any] = {"core.py": lambda: core.fastmax(q, k, v, is_causal=is_causal)}
+    for backend in BACKENDS:
+        contestants[backend] = lambda name=backend: fastmax_attention(q, k, v, is_causal=is_causal, backend=name)
+    return {**LITERAL, "order": 2, "is_causal": is_causal, "seconds": seconds(interleave(contestants, rounds=rounds))}
+
+
+def _mask(is_causal: bool) -> str:
+    return "causal" if is_causal else "unmasked"
+
+
+def summary(measured: dict[str, Any]) -> str:
+    """The three tables."""
+    memory: list[list[str]] = []
+    before: dict[str, int] = {}
+    for m in measured["memory"]:
+        used = m["peak"] - m["before"]
+        growth = used / before[m["backend"]] if m["backend"] in before else None
+        before[m["backend"]] = used
+        memory.append(
+            [m["backend"], f"{m['tokens']:,}", f"{used / 2**20:,.0f} MiB", f"{used / m['tensors']:.2f}", times(growth)]
+        )
+    time: list[list[str]] = []
+    last: dict[tuple[str, bool, str], float] = {}
+    for m in measured["time"]:
+        row = [f"{m['backend']}, {_mask(m['is_causal'])}", f"{m['tokens']:,}"]
+        for name, t in m["seconds"].items():
+            key = (m["backend"], m["is_causal"], name)
+            row += [milliseconds(t["best"]), times(t["best"] / last[key] if key in last else None)]
+            last[key] = t["best"]
+        time.append(row)
+    literal = []
+    for m in measured["literal"]:
+        base = m["seconds"]["core.py"]["best"]
+        for name, t in m["seconds"].items():
+            literal.append([_mask(m["is_causal"]), name, milliseconds(t["best"]), times(base / t["best"])])
+    return "\n\n".join(
+        [
+            "Peak memory of forward + backward above that of the idle process, its tensors (q, k, v, o, do, dq, dk, dv) "
+            "included: one head, D = 64, order 2, causal, fp32",
+            table(["backend", "N", "peak", "in tensors", "per doubling"], memory),
+            "Time: one head, D = 64, order 2, fp32",
+            table(["", "N", "forward", "per doubling", "with backward", "per doubling"], time),
+            "Against the paper's literal form (core.py): N = 4,096, D = 32, order 2, forward",
+            table(["", "form", "time", "speed-up"], literal),
+        ]
+    )

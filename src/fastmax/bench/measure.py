@@ -1,0 +1,86 @@
+"""Timing on a noisy machine: contestants take turns in one process, and only ratios within a run are to be trusted."""
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fastmax
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call over the rounds."""
+
+    best: float
+    median: float
+
+
+def interleave(
+    contestants: Mapping[str, Callable[[], object]], *, rounds: int = 5, least_seconds: float = 0.02
+) -> dict[str, Timing]:
+    """Every contestant once to warm up, then in turns; short ones are repeated within a turn, as one clock tick is long."""
+    repeats = {}
+    for name, call in contestants.items():
+        call()
+        start = time.perf_counter()
+        call()
+        repeats[name] = max(1, min(1000, int(least_seconds / max(time.perf_counter() - start, 1e-9))))
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, call in contestants.items():
+            start = time.perf_counter()
+            for _ in range(repeats[name]):
+                call()
+            seconds[name].append((time.perf_counter() - start) / repeats[name])
+    return {name: Timing(min(s), statistics.median(s)) for name, s in seconds.items()}
+
+
+def machine() -> dict[str, Any]:
+    """What a figure must be read beside."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "simd": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "fastmax": fastmax.__version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "command": " ".join(["fastmax", *sys.argv[1:]]),
+    }
+
+
+def write(path: str | None, measured: Mapping[str, Any]) -> None:
+    """The measurements and the machine, as JSON, in one step so that a killed run leaves no half file."""
+    if path is None:
+        return
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(target.name + ".part")
+    draft.write_text(json.dumps({"machine": machine(), **measured}, indent=1) + "\n")
+    draft.replace(target)
+
+
+def seconds(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
+    """As JSON."""
+    return {name: asdict(timing) for name, timing in timings.items()}
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,51 @@
+"""The `fastmax` command: a parser that imports a command's module only when it is asked for."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import fastmax
+
+
+def _threads(text: str) -> int:
+    threads = int(text)
+    if threads < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {threads}")
+    return threads
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="fastmax", description=fastmax.__doc__)
+    top.add_argument("--version", action="version", version=f"fastmax {fastmax.__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("demo", help="show on this machine that the result is exact and the time linear")
+    bench = commands.add_parser("bench", help="measure on this machine")
+    benches = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
+    for name, text in (("core", "growth of time and memory, and the paper's literal form"),):
+        one = benches.add_parser(name, help=text)
+        one.add_argument("--out", metavar="FILE", help="write the measurements as JSON")
+        one.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+        one.add_argument("--threads", type=_threads, metavar="N", help="threads that torch may use")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    options = parser().parse_args(arguments)
+    if options.command == "demo":
+        from fastmax.bench import demo
+
+        demo.run()
+        return 0
+    from importlib import import_module
+
+    import torch
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    import_module(f"fastmax.bench.{options.bench}").run(options.out, options.quick)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Draws what the benchmarks measured; never measures."""
