@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastmax.core import MAX_ORDER
+from fastmax.dropout import MODES
 from fastmax.features import feature_count
 
 
@@ -109,9 +110,11 @@ def backend(name: str, known: Sequence[str]) -> None:
         raise ValueError(f"backend must be one of {', '.join(['auto', *known])}, got {name!r}")
 
 
-def no_dropout(dropout_p: float) -> None:
-    if dropout_p:
-        raise NotImplementedError(f"dropout_p must be 0: dropout is not part of this version, got {dropout_p}")
+def dropout_mode(mode: str) -> None:
+    if not isinstance(mode, str):
+        raise TypeError(f"dropout_mode must be a string, got {type(mode).__name__}")
+    if mode not in MODES:
+        raise ValueError(f"dropout_mode must be one of {', '.join(MODES)}, got {mode!r}")
 
 
 def flag(name: str, value: bool) -> None:

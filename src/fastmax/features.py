@@ -78,12 +78,12 @@ def phi(x: Tensor, order: int) -> Tensor:
     if order == 0:
         return out
     below = out.narrow(-2, 1, head_dim).copy_(x)
-    channels = x.split(1, -2)
+    channels = torch.split(x, 1, -2)
     begin = 1 + head_dim
     for degree in range(2, order + 1):
         rows, suffixes = _pieces(head_dim, degree)
         block = out.narrow(-2, begin, sum(rows))
-        for piece, channel, suffix, count in zip(block.split(rows, -2), channels, suffixes, rows, strict=True):
+        for piece, channel, suffix, count in zip(torch.split(block, rows, -2), channels, suffixes, rows, strict=True):
             torch.mul(below.narrow(-2, suffix, count), channel, out=piece)
         _scale_repeats(block, head_dim, degree)
         below, begin = block, begin + sum(rows)
@@ -94,7 +94,7 @@ def phi_vjp(x: Tensor, d: Tensor, order: int) -> Tensor:
     """J_phi(x)^T d for d of (..., F, N), as (..., D, N). Overwrites d."""
     head_dim = x.shape[-2]
     dx = torch.zeros_like(x)
-    channels, d_channels = x.split(1, -2), dx.split(1, -2)
+    channels, d_channels = torch.split(x, 1, -2), torch.split(dx, 1, -2)
     lower = phi(x, order - 1)
     end = feature_count(head_dim, order)
     for degree in range(order, 1, -1):
@@ -104,7 +104,7 @@ def phi_vjp(x: Tensor, d: Tensor, order: int) -> Tensor:
         block, d_below = d.narrow(-2, begin, sum(rows)), d.narrow(-2, begin - size_below, size_below)
         below = lower.narrow(-2, begin - size_below, size_below)
         _scale_repeats(block, head_dim, degree)
-        pieces = zip(block.split(rows, -2), channels, d_channels, suffixes, rows, strict=True)
+        pieces = zip(torch.split(block, rows, -2), channels, d_channels, suffixes, rows, strict=True)
         for piece, channel, d_channel, suffix, count in pieces:
             d_channel += (piece * below.narrow(-2, suffix, count)).sum(-2, keepdim=True)
             d_below.narrow(-2, suffix, count).addcmul_(piece, channel)

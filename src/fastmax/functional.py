@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastmax import checks, ops
+from fastmax import checks, dropout, ops
 from fastmax.backends import BACKENDS
 from fastmax.core import default_scale
 from fastmax.problem import Problem, accumulation_dtype
@@ -26,6 +26,7 @@ def fastmax_attention(
     enable_gqa: bool = False,
     initial_state: Tensor | None = None,
     return_state: bool = False,
+    dropout_mode: str = "quadratic",
     backend: str = "auto",
 ) -> Any:
     """Exact Fastmax attention in O(N) time and O(N D) memory, in the place of F.scaled_dot_product_attention.
@@ -37,7 +38,8 @@ def fastmax_attention(
         attn_mask: boolean, True where a key counts, broadcastable to (..., Hq, 1, Nk): it may not vary with the query. It
             may be combined with `is_causal`. What a masked key holds does not matter, be it NaN. A query with no key left
             gives zeros.
-        dropout_p: 0; dropout is not part of this version.
+        dropout_p: the rate at which factorized terms are dropped, in [0, 1), by `dropout_mode`. As in SDPA, it is applied
+            whenever it is not 0: pass 0 in evaluation. Runs on the chunked backend.
         is_causal: query i sees the keys j <= i, aligned at the top left if Nq != Nk, and all of `initial_state`.
         order: the degree of the polynomial, 1 to 4.
         scale: multiplies s = q̂ . k̂; a number, or a tensor with one value per query head, which may be learned. Default: 1
@@ -48,6 +50,8 @@ def fastmax_attention(
         initial_state: the sum over keys that came before, (..., Hkv, F, Dv + 1), from an earlier `return_state`.
         return_state: return (output, state), the state being `initial_state` plus the sum over these keys. Gradients flow
             through both.
+        dropout_mode: "quadratic" drops features of degree 2 of each query and key, "standard" all but the constant one, "1d"
+            whole queries and keys. Masks come from torch's generator and are never stored.
         backend: "auto" or the name of one, see `fastmax.backends`.
 
     Returns:
@@ -56,7 +60,7 @@ def fastmax_attention(
     checks.flag("return_state", return_state)
     o, state = _attend(
         query, key, value, attn_mask, dropout_p, is_causal, order, scale, normalize, enable_gqa,
-        initial_state, return_state, backend, None, None,
+        initial_state, return_state, dropout_mode, backend, None, None,
     )  # fmt: skip
     return (o, state) if return_state else o
 
@@ -77,6 +81,7 @@ def fastmax_varlen_attention(
     enable_gqa: bool = False,
     initial_state: Tensor | None = None,
     return_state: bool = False,
+    dropout_mode: str = "quadratic",
     backend: str = "auto",
 ) -> Any:
     """Fastmax attention over sequences of different lengths, packed one after the other.
@@ -100,7 +105,7 @@ def fastmax_varlen_attention(
     o, state = _attend(
         query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1),
         attn_mask, dropout_p, is_causal, order, scale, normalize, enable_gqa,
-        initial_state, return_state, backend, cu_seqlens_q, cu_seqlens_k,
+        initial_state, return_state, dropout_mode, backend, cu_seqlens_q, cu_seqlens_k,
     )  # fmt: skip
     o = o.transpose(0, 1)
     return (o, state) if return_state else o
@@ -119,13 +124,14 @@ def _attend(
     enable_gqa: bool,
     initial_state: Tensor | None,
     return_state: bool,
+    dropout_mode: str,
     backend: str,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Both public functions, on (..., heads, N, D). Returns the output and the state, which is void unless asked for."""
     lead = checks.attention(query, key, value, attn_mask, dropout_p, is_causal, order, scale, normalize, enable_gqa)
-    checks.no_dropout(dropout_p)
+    checks.dropout_mode(dropout_mode)
     checks.backend(backend, list(BACKENDS))
     batch, heads = lead[:-1], lead[-1:]
     key_heads = (key.shape[-3],) if enable_gqa else heads
@@ -148,11 +154,14 @@ def _attend(
         scale=_number(scale, order, query.shape[-1]),
         return_state=return_state,
         out_dtype=_out_dtype(value, dtype),
+        dropout_p=dropout_p,
+        dropout_mode=dropout_mode,
         head_scale=scale.expand(heads[0] if heads else 1) if isinstance(scale, Tensor) else None,
         key_mask=key_mask,
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
         state_in=None if initial_state is None else _canonical(initial_state, states, key_heads),
+        dropout_seed=dropout.new_seed(query.device) if dropout_p else None,
     )
     o, state = ops.attend(problem, backend)
     o = o.reshape(*lead, *o.shape[2:])

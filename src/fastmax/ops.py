@@ -13,8 +13,8 @@ from fastmax.problem import InputGrads, OutputGrads, Problem
 # The fields of `Problem`, in its order, and the name of the backend.
 _CALL = (
     "Tensor q, Tensor k, Tensor v, int order, bool is_causal, bool normalize, float scale, bool return_state, "
-    "ScalarType out_dtype, Tensor? head_scale, Tensor? key_mask, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-    "Tensor? state_in, str backend"
+    "ScalarType out_dtype, float dropout_p, str dropout_mode, Tensor? head_scale, Tensor? key_mask, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? state_in, Tensor? dropout_seed, str backend"
 )
 _FIELDS = tuple(field.name for field in fields(Problem))
 _OUTPUTS_AND_GRADS = "Tensor o, Tensor g, Tensor? do, Tensor? dg, Tensor? d_state"
@@ -66,27 +66,27 @@ def _check_values(p: Problem) -> None:
         checks.head_scale(p.head_scale)
 
 
+# Where the options end and the optional tensors begin in a call, after q, k and v.
+_OPTIONAL = _FIELDS.index("head_scale")
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *values, backend = inputs
     o, g, _ = output
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(o, g, *values[:3], *values[9:])
-    ctx.options = values[3:9]
+    ctx.save_for_backward(o, g, *values[:3], *values[_OPTIONAL:])
+    ctx.options = values[3:_OPTIONAL]
     ctx.backend = backend
 
 
 def _differentiate(ctx: Any, do: Tensor | None, dg: Tensor | None, d_state: Tensor | None) -> tuple[Any, ...]:
     o, g, q, k, v, *optional = ctx.saved_tensors
-    grads = backward(o, g, do, dg, d_state, q, k, v, *ctx.options, *optional, ctx.backend)
-    dq, dk, dv, d_head_scale, d_state_in = grads
-    head_scale, _, _, _, state_in = optional
-    return (
-        *(dq, dk, dv, *[None] * 6),
-        None if head_scale is None else d_head_scale,
-        *[None] * 3,
-        None if state_in is None else d_state_in,
-        None,
-    )
+    found = backward(o, g, do, dg, d_state, q, k, v, *ctx.options, *optional, ctx.backend)
+    grads = dict.fromkeys(_FIELDS) | dict(zip(("q", "k", "v", "head_scale", "state_in"), found, strict=True))
+    for name, x in zip(_FIELDS[_OPTIONAL:], optional, strict=True):
+        if x is None:
+            grads[name] = None
+    return *grads.values(), None
 
 
 forward.register_autograd(_differentiate, setup_context=_save)

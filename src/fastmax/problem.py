@@ -30,11 +30,14 @@ class Problem:
     scale: float
     return_state: bool
     out_dtype: torch.dtype
+    dropout_p: float = 0.0
+    dropout_mode: str = "quadratic"
     head_scale: Tensor | None = None  # (Hq,), multiplies `scale`
     key_mask: Tensor | None = None  # (B, 1 or Hkv, Nk), bool, True where the key counts
     cu_seqlens_q: Tensor | None = None  # (sequences + 1,), integers from 0 up to Nq
     cu_seqlens_k: Tensor | None = None
     state_in: Tensor | None = None  # (B or sequences, Hkv, F, Dv + 1)
+    dropout_seed: Tensor | None = None  # (), int64: there is dropout if and only if there is a seed
 
     @property
     def head_dim(self) -> int:

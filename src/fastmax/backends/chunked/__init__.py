@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fastmax.backends.chunked import tiles as t
-from fastmax.backends.chunked.parts import parts
+from fastmax.backends.chunked.parts import Work, masks_of, parts
 from fastmax.backends.chunked.schedule import Accumulate, Attend, Step, make_schedule
 from fastmax.problem import InputGrads, OutputGrads, Problem
 
@@ -17,9 +17,10 @@ def unsupported(_: Problem) -> str | None:
 def forward(p: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """o, g and state_out."""
     o, g, state = p.new_outputs()
+    masks = masks_of(p)
     for part in parts(p, _heads_at_once(p)):
         state_out = part.of_states(state) if p.return_state else None
-        _forward(part.problem(p), part.of_queries(o), part.of_queries(g), state_out)
+        _forward(part.work(p, masks), part.of_queries(o), part.of_queries(g), state_out)
     return o, g, state
 
 
@@ -28,9 +29,10 @@ def backward(p: Problem, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads
     out = InputGrads.empty(p)
     for x in out:
         x.zero_()
+    masks = masks_of(p)
     for part in parts(p, _heads_at_once(p)):
         _backward(
-            part.problem(p),
+            part.work(p, masks),
             part.of_queries(o),
             part.of_queries(g),
             OutputGrads(
@@ -54,7 +56,7 @@ def _heads_at_once(p: Problem) -> int:
     return max(1, t.FEATURE_BUDGET // (p.groups * max(128 * p.features, t.DENSE_TILE**2)))
 
 
-def _steps(p: Problem) -> list[Step]:
+def _steps(p: Work) -> list[Step]:
     return make_schedule(
         p.q.shape[2],
         p.k.shape[2],
@@ -63,60 +65,60 @@ def _steps(p: Problem) -> list[Step]:
         features=p.features,
         heads=p.q.shape[0] * p.q.shape[1],
         is_causal=p.is_causal,
+        drops_features=p.drops_features,
         has_state=p.state_in is not None,
         return_state=p.return_state,
     )
 
 
-def _state_from(p: Problem, start: Tensor | None) -> Tensor:
+def _state_from(p: Work, start: Tensor | None) -> Tensor:
     if start is not None:
         return start.clone(memory_format=torch.contiguous_format)
     return p.q.new_zeros(*p.k.shape[:2], p.features, p.value_dim + 1, dtype=p.dtype)
 
 
-def _forward(p: Problem, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
+def _forward(p: Work, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
     state = _state_from(p, p.state_in)
     for step in _steps(p):
         if isinstance(step, Accumulate):
             _accumulate_keys(p, state, step)
             continue
         for a, b in t.query_tiles(p, step):
-            x = t.load_queries(p, a, b)
-            f = t.read(state, x, p.order) if step.reads_state else x.new_zeros(*x.shape[:-1], p.value_dim + 1)
+            q_hat = t.load_queries(p, a, b)
+            f = t.read(state, q_hat, p.order) if step.reads_state else t.zeros(q_hat, p.value_dim + 1)
             for c, d, diagonal in t.key_tiles(p, step, a, b):
                 k_hat, u = t.load_keys(p, c, d)
-                f += t.dense(x, k_hat, u, p, diagonal)
+                f += t.dense(q_hat, k_hat, u, p, diagonal)
             t.store_outputs(a, b, f, o, g)
     if state_out is not None:
         state_out.copy_(state)
 
 
-def _backward(p: Problem, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads) -> None:
+def _backward(p: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads) -> None:
     """The adjoint of the schedule. `out` arrives as zeros."""
     steps = _steps(p)
     dk_hat, dv = (x if x.dtype == p.dtype else torch.zeros_like(x, dtype=p.dtype) for x in (out.k, out.v))
-    d_scale = None if p.head_scale is None else out.head_scale
     state = _state_from(p, p.state_in)
     for step in steps:
         if isinstance(step, Accumulate):
             _accumulate_keys(p, state, step)
             continue
         for a, b in t.query_tiles(p, step):
-            x, w = t.load_queries(p, a, b), t.load_output_grads(p, a, b, o, g, grads)
-            dx = t.read_vjp(state, x, w, p.order) if step.reads_state else torch.zeros_like(x)
+            q_hat, w = t.load_queries(p, a, b), t.load_output_grads(p, a, b, o, g, grads)
+            dq_hat = t.read_vjp(state, q_hat, w, p.order) if step.reads_state else t.zeros(q_hat, p.head_dim)
             for c, d, diagonal in t.key_tiles(p, step, a, b):
                 k_hat, u = t.load_keys(p, c, d)
-                dx_tile, dk_tile, du_tile = t.dense_vjp(x, k_hat, u, w, p, diagonal)
-                dx += dx_tile
+                dq_tile, dk_tile, du_tile = t.dense_vjp(q_hat, k_hat, u, w, p, diagonal)
+                dq_hat += dq_tile
                 dk_hat[:, :, c:d] += dk_tile
                 dv[:, :, c:d] += du_tile[..., :-1]
-            t.store_query_grads(p, a, b, dx, out.q, d_scale)
+            t.store_query_grads(p, a, b, dq_hat, out.q, out.head_scale)
     d_state = _state_from(p, grads.state)
     for step in reversed(steps):
         if isinstance(step, Attend):
             for a, b in t.query_tiles(p, step) if step.reads_state else ():
-                x, w = t.load_queries(p, a, b), t.load_output_grads(p, a, b, o, g, grads)
-                t.accumulate(d_state, x, w, p.order)
+                q_hat, w = t.load_queries(p, a, b), t.load_output_grads(p, a, b, o, g, grads)
+                t.accumulate(d_state, q_hat, w, p.order)
             continue
         for a, b in t.tiles(step.start, step.stop, t.feature_tile(p)):
             k_hat, u = t.load_keys(p, a, b)
@@ -128,7 +130,7 @@ def _backward(p: Problem, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGr
         out.state.copy_(d_state)
 
 
-def _accumulate_keys(p: Problem, state: Tensor, step: Accumulate) -> None:
+def _accumulate_keys(p: Work, state: Tensor, step: Accumulate) -> None:
     for a, b in t.tiles(step.start, step.stop, t.feature_tile(p)):
         k_hat, u = t.load_keys(p, a, b)
         t.accumulate(state, k_hat, u, p.order)

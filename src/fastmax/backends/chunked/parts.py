@@ -1,11 +1,25 @@
 """A problem cut into independent parts: the sequences of a packed batch, and groups of heads small enough for a tile."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torch import Tensor
 
+from fastmax import dropout
 from fastmax.problem import Problem
+
+
+@dataclass(frozen=True)
+class Work(Problem):
+    """One part as a problem of its own, with the dropout masks of its queries and keys."""
+
+    query_masks: dropout.Part | None = None
+    key_masks: dropout.Part | None = None
+
+    @property
+    def drops_features(self) -> bool:
+        return self.key_masks is not None and not self.key_masks.drops_tokens
 
 
 @dataclass(frozen=True)
@@ -28,21 +42,32 @@ class Part:
     def of_states(self, x: Tensor) -> Tensor:
         return x[self.states, self.heads]
 
-    def problem(self, p: Problem) -> Problem:
-        mask = p.key_mask
-        if mask is not None:
-            mask = self.of_keys(mask.expand(-1, p.k.shape[1], -1))
-        return replace(
-            p,
-            q=self.of_queries(p.q),
-            k=self.of_keys(p.k),
-            v=self.of_keys(p.v),
-            head_scale=None if p.head_scale is None else p.head_scale[self.query_heads],
-            key_mask=mask,
-            cu_seqlens_q=None,
-            cu_seqlens_k=None,
-            state_in=None if p.state_in is None else self.of_states(p.state_in),
-        )
+    def work(self, p: Problem, masks: tuple[dropout.Dropout, dropout.Dropout] | None) -> Work:
+        own: dict[str, Any] = {
+            "q": self.of_queries(p.q),
+            "k": self.of_keys(p.k),
+            "v": self.of_keys(p.v),
+            "head_scale": None if p.head_scale is None else p.head_scale[self.query_heads],
+            "key_mask": None if p.key_mask is None else self.of_keys(p.key_mask.expand(-1, p.k.shape[1], -1)),
+            "cu_seqlens_q": None,
+            "cu_seqlens_k": None,
+            "state_in": None if p.state_in is None else self.of_states(p.state_in),
+        }
+        if masks is not None:
+            own["query_masks"] = masks[0].part(self.batch, self.query_heads, self.queries.start)
+            own["key_masks"] = masks[1].part(self.batch, self.heads, self.keys.start)
+        return Work(**({field.name: getattr(p, field.name) for field in fields(p)} | own))
+
+
+def masks_of(p: Problem) -> tuple[dropout.Dropout, dropout.Dropout] | None:
+    """The dropout of the queries and of the keys of the whole problem, if any."""
+    if p.dropout_seed is None or (p.dropout_mode == "quadratic" and p.order < 2):  # no feature of degree 2 to drop
+        return None
+    queries, keys = (
+        dropout.Dropout.of(p.dropout_mode, p.dropout_p, p.dropout_seed, side, x.shape, p.features)
+        for side, x in enumerate((p.q, p.k))
+    )
+    return queries, keys
 
 
 def parts(p: Problem, heads_at_once: int) -> Iterator[Part]:

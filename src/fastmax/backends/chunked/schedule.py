@@ -31,6 +31,9 @@ class Attend:
 
 Step = Accumulate | Attend
 
+DROPOUT_CHUNK = 64
+"""Keys per step where features are dropped: each pair inside a chunk then costs F multiply-adds."""
+
 
 def dense_is_cheaper(queries: int, keys: int, head_dim: int, value_dim: int, features: int, is_causal: bool) -> bool:
     """The rule: compare multiply-adds. Dense: Nq Nk (D + Dv), half of it if causal; factorized: (Nq + Nk) F (Dv + 1).
@@ -62,18 +65,22 @@ def make_schedule(
     features: int,
     heads: int,
     is_causal: bool,
+    drops_features: bool,
     has_state: bool,
     return_state: bool,
 ) -> list[Step]:
-    """The steps of one call. A state that is known to be empty is not read, one that nobody reads is not accumulated."""
-    dense = dense_is_cheaper(queries, keys, head_dim, value_dim, features, is_causal)
+    """The steps of one call. A state that is known to be empty is not read, one that nobody reads is not accumulated.
+
+    Where features are dropped the dense form has no shortcut past them, so it serves only inside causal chunks.
+    """
+    dense = not drops_features and dense_is_cheaper(queries, keys, head_dim, value_dim, features, is_causal)
     if not is_causal:
         if not dense:
             return [Accumulate(0, keys), Attend(0, queries, reads_state=True)]
         attend = Attend(0, queries, has_state, 0, keys)
         return [attend, Accumulate(0, keys)] if return_state else [attend]
     length = max(queries, keys)
-    chunk = max(length, 1) if dense else causal_chunk(features, heads)
+    chunk = max(length, 1) if dense else DROPOUT_CHUNK if drops_features else causal_chunk(features, heads)
     steps: list[Step] = []
     for start in range(0, length, chunk):
         stop = start + chunk

@@ -5,14 +5,17 @@ of the size of a whole input is copied. Queries of the heads that share a key he
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastmax import dropout
+from fastmax.backends.chunked.parts import Work
 from fastmax.backends.chunked.schedule import Attend
 from fastmax.core import EPS, similarity, standardize
 from fastmax.features import phi, phi_vjp
-from fastmax.problem import OutputGrads, Problem
+from fastmax.problem import OutputGrads
 
 FEATURE_BUDGET = 1 << 20
 """How many elements the features of one tile may have: enough for an efficient product, few enough for a cache."""
@@ -20,64 +23,74 @@ FEATURE_BUDGET = 1 << 20
 DENSE_TILE = 512
 
 
+class Tile(NamedTuple):
+    """Tokens a:b of the queries or keys, ready for their features."""
+
+    x: Tensor  # (B, Hkv, n, D)
+    a: int
+    b: int
+    masks: dropout.Part | None
+
+
 def tiles(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
     for a in range(start, stop, size):
         yield a, min(a + size, stop)
 
 
-def feature_tile(p: Problem) -> int:
+def feature_tile(p: Work) -> int:
     """How many tokens of all these heads are turned into features at a time."""
     return max(16, FEATURE_BUDGET // max(1, p.q.shape[0] * p.q.shape[1] * p.features))
 
 
-def query_tiles(p: Problem, step: Attend) -> Iterator[tuple[int, int]]:
+def query_tiles(p: Work, step: Attend) -> Iterator[tuple[int, int]]:
     sees_keys = step.key_stop > step.key_start
     return tiles(step.start, step.stop, min(DENSE_TILE, feature_tile(p)) if sees_keys else feature_tile(p))
 
 
-def key_tiles(p: Problem, step: Attend, a: int, b: int) -> Iterator[tuple[int, int, int | None]]:
+def key_tiles(p: Work, step: Attend, a: int, b: int) -> Iterator[tuple[int, int, int | None]]:
     """The keys that queries a:b see in the dense form, and the diagonal above which a tile is masked, if it is."""
     stop = min(step.key_stop, b) if p.is_causal else step.key_stop
     for c, d in tiles(step.key_start, stop, DENSE_TILE):
         yield c, d, a - c if p.is_causal and d > a + 1 else None
 
 
-def load_queries(p: Problem, a: int, b: int) -> Tensor:
-    """q̂ * scale of queries a:b, (B, Hkv, G * (b - a), D)."""
+def load_queries(p: Work, a: int, b: int) -> Tile:
+    """q̂ * scale of queries a:b."""
     x = p.q[:, :, a:b].to(p.dtype)
-    x = standardize(x) if p.normalize else x
-    return stack(x * query_scale(p), p)
+    x = _drop_tokens(standardize(x) if p.normalize else x, p.query_masks, a, b) * p.scale
+    return Tile(_stack(x if p.head_scale is None else x * _per_head(p), p), a, b, p.query_masks)
 
 
-def query_scale(p: Problem) -> float | Tensor:
-    return p.scale if p.head_scale is None else p.head_scale.to(p.dtype)[:, None, None] * p.scale
+def zeros(tile: Tile, columns: int) -> Tensor:
+    """(B, Hkv, n, columns), to add to."""
+    return tile.x.new_zeros(*tile.x.shape[:-1], columns)
 
 
-def store_query_grads(p: Problem, a: int, b: int, d: Tensor, dq: Tensor, d_scale: Tensor | None) -> None:
+def store_query_grads(p: Work, a: int, b: int, d: Tensor, dq: Tensor, d_scale: Tensor) -> None:
     """From the gradient of q̂ * scale to that of the raw queries a:b and of the scales."""
     x = p.q[:, :, a:b].to(p.dtype)
-    d = d.reshape(x.shape)
-    if d_scale is not None:
-        x_hat = standardize(x) if p.normalize else x
-        d_scale += (d * x_hat).sum((0, 2, 3)) * p.scale
-    d = d * query_scale(p)
+    d = _drop_tokens(d.reshape(x.shape), p.query_masks, a, b) * p.scale
+    if p.head_scale is not None:
+        d_scale += (d * (standardize(x) if p.normalize else x)).sum((0, 2, 3))
+        d = d * _per_head(p)
     dq[:, :, a:b] = standardize_vjp(x, d) if p.normalize else d
 
 
-def load_keys(p: Problem, a: int, b: int) -> tuple[Tensor, Tensor]:
-    """k̂ (B, Hkv, n, D) and u = [v, 1] (B, Hkv, n, Dv + 1) of keys a:b. A key that does not count is all zeros."""
+def load_keys(p: Work, a: int, b: int) -> tuple[Tile, Tensor]:
+    """k̂ and u = [v, 1], (B, Hkv, n, Dv + 1), of keys a:b. A key that does not count is all zeros."""
     x, v = p.k[:, :, a:b].to(p.dtype), p.v[:, :, a:b]
     u = torch.ones(*v.shape[:-1], v.shape[-1] + 1, dtype=p.dtype, device=v.device)
     u[..., :-1] = v
     if p.key_mask is not None:
         drop = ~p.key_mask[:, :, a:b, None]
         x, u = x.masked_fill(drop, 0), u.masked_fill_(drop, 0)
-    return standardize(x) if p.normalize else x, u
+    x = standardize(x) if p.normalize else x
+    return Tile(_drop_tokens(x, p.key_masks, a, b), a, b, p.key_masks), u
 
 
-def store_key_grads(p: Problem, a: int, b: int, dk_hat: Tensor, dv: Tensor, out_k: Tensor, out_v: Tensor) -> None:
+def store_key_grads(p: Work, a: int, b: int, dk_hat: Tensor, dv: Tensor, out_k: Tensor, out_v: Tensor) -> None:
     """From the gradients of k̂ and of the values that count to those of the raw keys and values a:b."""
-    d, dv = dk_hat[:, :, a:b], dv[:, :, a:b]
+    d, dv = _drop_tokens(dk_hat[:, :, a:b], p.key_masks, a, b), dv[:, :, a:b]
     drop = None if p.key_mask is None else ~p.key_mask[:, :, a:b, None]
     if p.normalize:
         x = p.k[:, :, a:b].to(p.dtype)
@@ -94,7 +107,7 @@ def store_outputs(a: int, b: int, f: Tensor, o: Tensor, g: Tensor) -> None:
     o[:, :, a:b] = f[..., :-1] * _inverse(denominator)
 
 
-def load_output_grads(p: Problem, a: int, b: int, o: Tensor, g: Tensor, grads: OutputGrads) -> Tensor:
+def load_output_grads(p: Work, a: int, b: int, o: Tensor, g: Tensor, grads: OutputGrads) -> Tensor:
     """w = [do / g, -(do . o) / g + dg], the gradient of [f, g] of queries a:b, stacked."""
     w = p.q.new_zeros(*p.q.shape[:2], b - a, p.value_dim + 1, dtype=p.dtype)
     if grads.o is not None:
@@ -103,17 +116,7 @@ def load_output_grads(p: Problem, a: int, b: int, o: Tensor, g: Tensor, grads: O
         w[..., -1] = -(do * o[:, :, a:b]).sum(-1)
     if grads.g is not None:
         w[..., -1] += grads.g[:, :, a:b]
-    return stack(w, p)
-
-
-def _inverse(g: Tensor) -> Tensor:
-    return torch.where(g == 0, 0, 1 / g).unsqueeze(-1)
-
-
-def stack(x: Tensor, p: Problem) -> Tensor:
-    """(B, Hq, n, ...) -> (B, Hkv, G * n, ...)."""
-    batch, _, tokens, *rest = x.shape
-    return x.reshape(batch, p.k.shape[1], p.groups * tokens, *rest)
+    return _stack(w, p)
 
 
 def standardize_vjp(x: Tensor, d: Tensor) -> Tensor:
@@ -125,39 +128,84 @@ def standardize_vjp(x: Tensor, d: Tensor) -> Tensor:
     return (d - d.mean(-1, keepdim=True) - x_hat * (d * x_hat).mean(-1, keepdim=True)) * rstd
 
 
-def accumulate(state: Tensor, x: Tensor, b: Tensor, order: int) -> None:
-    """state += phi(x)^T b, for x of (B, H, n, D) and b of (B, H, n, J)."""
-    features = phi(x.mT.contiguous(), order)
-    state.flatten(0, 1).baddbmm_(features.flatten(0, 1), b.flatten(0, 1))
+def accumulate(state: Tensor, tile: Tile, b: Tensor, order: int) -> None:
+    """state += phi(x)^T b, for b of (B, Hkv, n, J)."""
+    state.flatten(0, 1).baddbmm_(_features(tile, order).flatten(0, 1), b.flatten(0, 1))
 
 
-def read(state: Tensor, x: Tensor, order: int) -> Tensor:
-    """phi(x) state, (B, H, n, J)."""
-    return phi(x.mT.contiguous(), order).mT @ state
+def read(state: Tensor, tile: Tile, order: int) -> Tensor:
+    """phi(x) state, (B, Hkv, n, J)."""
+    return _features(tile, order).mT @ state
 
 
-def read_vjp(state: Tensor, x: Tensor, b: Tensor, order: int) -> Tensor:
+def read_vjp(state: Tensor, tile: Tile, b: Tensor, order: int) -> Tensor:
     """The gradient of x from that of read(state, x), which is b: J_phi(x)^T (state b)."""
-    return phi_vjp(x.mT.contiguous(), state @ b.mT, order).mT
+    return _features_vjp(tile, state @ b.mT, order)
 
 
-def dense(x: Tensor, y: Tensor, u: Tensor, p: Problem, diagonal: int | None) -> Tensor:
+def dense(x: Tile, y: Tile, u: Tensor, p: Work, diagonal: int | None) -> Tensor:
     """f(x y^T) u for a tile of stacked queries x and keys y; query i sees the keys j <= i + diagonal."""
-    return _causal(similarity(x @ y.mT, p.order), p, diagonal) @ u
+    if p.drops_features:  # then f(x . y) is no function of the dot product, only of the features that are left
+        return _causal(_features(x, p.order).mT @ _features(y, p.order), p, diagonal) @ u
+    return _causal(similarity(x.x @ y.x.mT, p.order), p, diagonal) @ u
 
 
-def dense_vjp(
-    x: Tensor, y: Tensor, u: Tensor, w: Tensor, p: Problem, diagonal: int | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def dense_vjp(x: Tile, y: Tile, u: Tensor, w: Tensor, p: Work, diagonal: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, y and u from that of dense(x, y, u), which is w."""
-    s = x @ y.mT
-    ds = _causal((w @ u.mT).mul_(similarity(s, p.order - 1)), p, diagonal)
-    return ds @ y, ds.mT @ x, _causal(similarity(s, p.order), p, diagonal).mT @ w
+    df = _causal(w @ u.mT, p, diagonal)
+    if p.drops_features:
+        phi_x, phi_y = _features(x, p.order), _features(y, p.order)
+        f = _causal(phi_x.mT @ phi_y, p, diagonal)
+        return _features_vjp(x, phi_y @ df.mT, p.order), _features_vjp(y, phi_x @ df, p.order), f.mT @ w
+    s = x.x @ y.x.mT
+    ds = df.mul_(similarity(s, p.order - 1))
+    return ds @ y.x, ds.mT @ x.x, _causal(similarity(s, p.order), p, diagonal).mT @ w
 
 
-def _causal(weights: Tensor, p: Problem, diagonal: int | None) -> Tensor:
-    if diagonal is None:
-        return weights
-    *lead, queries, keys = weights.shape
-    weights.view(*lead, p.groups, queries // p.groups, keys).tril_(diagonal)
+def _features(tile: Tile, order: int) -> Tensor:
+    """(B, Hkv, F, n)."""
+    return _drop_features(tile, phi(tile.x.mT.contiguous(), order), order)
+
+
+def _features_vjp(tile: Tile, d: Tensor, order: int) -> Tensor:
+    """The gradient of x from that of its features, which it overwrites."""
+    return phi_vjp(tile.x.mT.contiguous(), _drop_features(tile, d, order), order).mT
+
+
+def _drop_features(tile: Tile, features: Tensor, order: int) -> Tensor:
+    """In place; by the masks of each query head where several are stacked."""
+    if tile.masks is None or tile.masks.drops_tokens:
+        return features
+    rows = dropout.dropped_rows(tile.masks.whole.mode, tile.x.shape[-1], order)
+    kept = tile.masks.features(rows, tile.a, tile.b, features.dtype)
+    batch, heads = features.shape[:2]
+    count, tokens = rows.stop - rows.start, tile.b - tile.a
+    kept = kept.view(batch, heads, -1, count, tokens).transpose(2, 3)
+    features[:, :, rows].view(batch, heads, count, -1, tokens).mul_(kept)
+    return features
+
+
+def _drop_tokens(x: Tensor, masks: dropout.Part | None, a: int, b: int) -> Tensor:
+    return x if masks is None or not masks.drops_tokens else x * masks.tokens(a, b, x.dtype)
+
+
+def _per_head(p: Work) -> Tensor:
+    assert p.head_scale is not None
+    return p.head_scale.to(p.dtype)[:, None, None]
+
+
+def _stack(x: Tensor, p: Work) -> Tensor:
+    """(B, Hq, n, ...) -> (B, Hkv, G * n, ...)."""
+    batch, _, tokens, *rest = x.shape
+    return x.reshape(batch, p.k.shape[1], p.groups * tokens, *rest)
+
+
+def _inverse(g: Tensor) -> Tensor:
+    return torch.where(g == 0, 0, 1 / g).unsqueeze(-1)
+
+
+def _causal(weights: Tensor, p: Work, diagonal: int | None) -> Tensor:
+    if diagonal is not None:
+        *lead, queries, keys = weights.shape
+        weights.view(*lead, p.groups, queries // p.groups, keys).tril_(diagonal)
     return weights

@@ -1,0 +1,117 @@
+"""Dropout of the factorized terms: mode, rate and seed -> masks, the same whenever and in whatever pieces they are asked for.
+
+    "standard"   drops entries of every non-constant feature of phi(q̂) and phi(k̂)
+    "quadratic"  only those of degree 2
+    "1d"         whole tokens q̂_i and k̂_j, before the features
+
+What is kept is multiplied by 1 / (1 - rate), so that the expected numerator of the first two is the undropped one. One mask
+serves numerator and denominator. A mask is never stored: it is a hash of the seed, the side (queries or keys), the batch
+element, the head, the position and the feature, so the backward pass makes it anew from the seed alone, and no cut of
+the work changes it.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from fastmax.features import block_size, feature_count
+
+MODES = ("standard", "1d", "quadratic")
+
+LANES = 4
+"""One 64-bit hash decides four consecutive tokens, by 16 bits each: rates are exact to 2^-16."""
+
+
+def new_seed(device: torch.device) -> Tensor:
+    """A seed from torch's own generator, so that torch.manual_seed and checkpointing govern it."""
+    return torch.randint(2**63 - 1, (), dtype=torch.int64, device=device)
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """The masks of one side of a problem. `keys` holds one hash per (batch, head, LANES tokens)."""
+
+    mode: str
+    rate: float
+    keys: Tensor  # (B, H, ceil(N / LANES)), int64
+    features: Tensor  # (F,), int64
+
+    @staticmethod
+    def of(mode: str, rate: float, seed: Tensor, side: int, shape: torch.Size, features: int) -> "Dropout":
+        """For queries (side 0) or keys (side 1) of shape (B, H, N, D)."""
+        groups = (shape[2] + LANES - 1) // LANES
+        count = torch.arange(shape[0] * shape[1] * groups, device=seed.device).view(shape[0], shape[1], groups)
+        root = _mix(_mix(seed) + side)
+        return Dropout(mode, rate, _mix(count + root), _mix(torch.arange(features, device=seed.device) - root))
+
+    def part(self, batch: slice, heads: slice, start: int) -> "Part":
+        """The masks of some heads, for tokens counted from `start`."""
+        return Part(self, self.keys[batch, heads], start)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The masks of a part of one side."""
+
+    whole: Dropout
+    keys: Tensor
+    start: int
+
+    @property
+    def drops_tokens(self) -> bool:
+        return self.whole.mode == "1d"
+
+    def tokens(self, a: int, b: int, dtype: torch.dtype) -> Tensor:
+        """(B, H, b - a, 1): what to multiply the tokens a:b by."""
+        return self._multipliers(slice(0, 1), a, b, dtype).mT
+
+    def features(self, rows: slice, a: int, b: int, dtype: torch.dtype) -> Tensor:
+        """(B, H, rows, b - a): what to multiply those features of the tokens a:b by."""
+        return self._multipliers(rows, a, b, dtype)
+
+    def _multipliers(self, rows: slice, a: int, b: int, dtype: torch.dtype) -> Tensor:
+        a, b = a + self.start, b + self.start
+        first, last = a // LANES, (b + LANES - 1) // LANES
+        bits = _mix(self.keys[..., None, first:last] + self.whole.features[rows, None]).view(torch.int16)
+        threshold = round(self.whole.rate * 2**16) - 2**15
+        kept = bits[..., a - first * LANES : b - first * LANES] >= threshold
+        return kept.to(dtype).mul_(1 / (1 - self.whole.rate))
+
+
+def dropped_rows(mode: str, head_dim: int, order: int) -> slice:
+    """Which features a mode drops, as rows of phi."""
+    if mode == "standard":
+        return slice(1, feature_count(head_dim, order))
+    start = 1 + head_dim
+    return slice(start, start + (block_size(head_dim, 2) if order >= 2 else 0))
+
+
+def multipliers(
+    mode: str, rate: float, seed: Tensor, side: int, lead: tuple[int, ...], tokens: int, head_dim: int, order: int
+) -> Tensor:
+    """A whole mask, to look at and to test with: (*lead, N, 1) for "1d", else (*lead, N, F)."""
+    heads = lead[-1] if lead else 1
+    shape = torch.Size((prod(lead[:-1]), heads, tokens, head_dim))
+    features = feature_count(head_dim, order)
+    whole = Dropout.of(mode, rate, seed, side, shape, features).part(slice(None), slice(None), 0)
+    if mode == "1d":
+        return whole.tokens(0, tokens, torch.float64).reshape(*lead, tokens, 1)
+    result = torch.ones(*shape[:2], features, tokens, dtype=torch.float64, device=seed.device)
+    rows = dropped_rows(mode, head_dim, order)
+    result[:, :, rows] = whole.features(rows, 0, tokens, torch.float64)
+    return result.mT.reshape(*lead, tokens, features)
+
+
+_ODD = (-0x61C8864680B583EB, -0x4B47D0C5A1F4A6D5)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijection of 64-bit integers in which every input bit reaches every output bit."""
+    x = x * _ODD[0]
+    x ^= (x >> 32) & 0xFFFFFFFF
+    x *= _ODD[1]
+    x ^= (x >> 29) & 0x7FFFFFFFF
+    x *= _ODD[0]
+    return x.bitwise_xor_((x >> 32).bitwise_and_(0xFFFFFFFF))
