@@ -6,6 +6,13 @@ from collections.abc import Sequence
 
 import fastmax
 
+BENCHES = {
+    "core": "growth of time and memory, and the paper's literal form",
+    "kernel": "the native kernel against sgemm, softmax attention and plain PyTorch",
+    "decode": "time per token with a state, against softmax attention over a cache",
+    "dropout": "what each dropout mode costs",
+}
+
 
 def _threads(text: str) -> int:
     threads = int(text)
@@ -19,14 +26,26 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"fastmax {fastmax.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("demo", help="show on this machine that the result is exact and the time linear")
+    commands.add_parser("info", help="show version, machine and which backends are there, or why not")
     bench = commands.add_parser("bench", help="measure on this machine")
     benches = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
-    for name, text in (("core", "growth of time and memory, and the paper's literal form"),):
+    for name, text in BENCHES.items():
         one = benches.add_parser(name, help=text)
         one.add_argument("--out", metavar="FILE", help="write the measurements as JSON")
         one.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
         one.add_argument("--threads", type=_threads, metavar="N", help="threads that torch may use")
     return top
+
+
+def info() -> str:
+    """One line per fact."""
+    import torch
+
+    from fastmax.backends import BACKENDS
+
+    lines = {"fastmax": fastmax.__version__, "torch": torch.__version__, "threads": str(torch.get_num_threads())}
+    lines |= {f"backend {name}": backend.describe() for name, backend in BACKENDS.items()}
+    return "\n".join(f"{name:16} {value}" for name, value in lines.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from fastmax.bench import demo
 
         demo.run()
+        return 0
+    if options.command == "info":
+        print(info())
         return 0
     from importlib import import_module
 

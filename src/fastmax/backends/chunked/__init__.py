@@ -9,6 +9,10 @@ from fastmax.backends.chunked.schedule import Accumulate, Attend, Step, make_sch
 from fastmax.problem import InputGrads, OutputGrads, Problem
 
 
+def describe() -> str:
+    return "plain PyTorch, any device, any order"
+
+
 def unsupported(_: Problem) -> str | None:
     """Nothing is."""
     return None
@@ -71,15 +75,18 @@ def _steps(p: Work) -> list[Step]:
     )
 
 
-def _state_from(p: Work, start: Tensor | None) -> Tensor:
+def _state_from(p: Work, start: Tensor | None, steps: list[Step]) -> Tensor:
+    """The state that a schedule starts from. Of size 0 where it has no use for one: that of order 4 is large."""
     if start is not None:
         return start.clone(memory_format=torch.contiguous_format)
-    return p.q.new_zeros(*p.k.shape[:2], p.features, p.value_dim + 1, dtype=p.dtype)
+    used = p.return_state or any(isinstance(step, Accumulate) or step.reads_state for step in steps)
+    return p.q.new_zeros(*p.k.shape[:2], p.features if used else 0, p.value_dim + 1, dtype=p.dtype)
 
 
 def _forward(p: Work, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
-    state = _state_from(p, p.state_in)
-    for step in _steps(p):
+    steps = _steps(p)
+    state = _state_from(p, p.state_in, steps)
+    for step in steps:
         if isinstance(step, Accumulate):
             _accumulate_keys(p, state, step)
             continue
@@ -98,7 +105,7 @@ def _backward(p: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads
     """The adjoint of the schedule. `out` arrives as zeros."""
     steps = _steps(p)
     dk_hat, dv = (x if x.dtype == p.dtype else torch.zeros_like(x, dtype=p.dtype) for x in (out.k, out.v))
-    state = _state_from(p, p.state_in)
+    state = _state_from(p, p.state_in, steps)
     for step in steps:
         if isinstance(step, Accumulate):
             _accumulate_keys(p, state, step)
@@ -113,7 +120,7 @@ def _backward(p: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads
                 dk_hat[:, :, c:d] += dk_tile
                 dv[:, :, c:d] += du_tile[..., :-1]
             t.store_query_grads(p, a, b, dq_hat, out.q, out.head_scale)
-    d_state = _state_from(p, grads.state)
+    d_state = _state_from(p, grads.state, steps)
     for step in reversed(steps):
         if isinstance(step, Attend):
             for a, b in t.query_tiles(p, step) if step.reads_state else ():

@@ -45,10 +45,10 @@ def dense_is_cheaper(queries: int, keys: int, head_dim: int, value_dim: int, fea
 
 
 def causal_chunk(features: int, heads: int) -> int:
-    """Keys per step of a causal sum: a power of two near F / 4, or more where heads are few.
+    """Keys per step of a causal sum: a power of two from F / 8 to F / 4, or more where heads are few.
 
-    Inside a chunk the dense form costs in proportion to its length; at F / 4 that is about a fifth of the whole. A
-    step of fewer than some 512 tokens over all heads would spend its time on calls instead of arithmetic.
+    Inside a chunk the dense form costs in proportion to its length; at F / 4 that is a ninth of the whole. A step of
+    fewer than some 512 tokens over all heads would spend its time on calls instead of arithmetic.
     """
     chunk = 64
     while chunk * 8 < features or (chunk < 512 and chunk * heads < 512):

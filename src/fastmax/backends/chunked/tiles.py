@@ -43,8 +43,9 @@ def feature_tile(p: Work) -> int:
 
 
 def query_tiles(p: Work, step: Attend) -> Iterator[tuple[int, int]]:
-    sees_keys = step.key_stop > step.key_start
-    return tiles(step.start, step.stop, min(DENSE_TILE, feature_tile(p)) if sees_keys else feature_tile(p))
+    sees_keys, needs_features = step.key_stop > step.key_start, step.reads_state or p.drops_features
+    size = feature_tile(p) if needs_features else DENSE_TILE
+    return tiles(step.start, step.stop, min(DENSE_TILE, size) if sees_keys else size)
 
 
 def key_tiles(p: Work, step: Attend, a: int, b: int) -> Iterator[tuple[int, int, int | None]]:

@@ -1,0 +1,72 @@
+"""`fastmax bench decode`: seconds per token with a state of constant size, against softmax attention over a cache."""
+
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from fastmax.bench.measure import interleave, seconds, write
+from fastmax.progress import Progress
+from fastmax.report.table import milliseconds, table, times
+from fastmax.state import FastmaxState
+
+BATCH, HEADS, HEAD_DIM = 1, 8, 64
+CONTEXTS = [1 << 10, 1 << 12, 1 << 14, 1 << 18, 1 << 20]
+PREFILL = 1 << 12
+"""The state of a longer context is made by adding that of so many tokens to itself."""
+
+
+def run(out: str | None, quick: bool) -> None:
+    """One step of each contestant in turns, at every context."""
+    contexts = CONTEXTS[:3] if quick else CONTEXTS
+    measured: dict[str, Any] = {"batch": BATCH, "heads": HEADS, "head_dim": HEAD_DIM, "order": 2, "cells": []}
+    with Progress(len(contexts)) as bar, torch.inference_mode():
+        for context in contexts:
+            bar.step(f"{context:,} tokens")
+            measured["cells"].append(_measure(context, rounds=5 if quick else 15))
+    print(summary(measured))
+    write(out, measured)
+
+
+def _measure(context: int, rounds: int) -> dict[str, Any]:
+    state = FastmaxState.empty(BATCH, HEADS, HEAD_DIM)
+    k, v = (torch.randn(BATCH, HEADS, min(context, PREFILL), HEAD_DIM) for _ in range(2))
+    state.update(k, v)
+    for _ in range((context // PREFILL).bit_length() - 1):
+        state = state + state
+    q, new_k, new_v = (torch.randn(BATCH, HEADS, 1, HEAD_DIM) for _ in range(3))
+    keys, values = (torch.randn(BATCH, HEADS, context, HEAD_DIM) for _ in range(2))
+    source, target = torch.randn_like(state.tensor), torch.empty_like(state.tensor)
+
+    def softmax() -> None:
+        # the last slot of a cache that was allocated beforehand
+        keys[:, :, -1:], values[:, :, -1:] = new_k, new_v
+        scaled_dot_product_attention(q, keys, values)
+
+    timings = interleave(
+        {"fastmax": lambda: state.step(q, new_k, new_v), "softmax": softmax, "copy": lambda: target.copy_(source)},
+        rounds=rounds,
+        least_seconds=0.1,
+    )
+    return {"context": context, "state_bytes": state.nbytes, "seconds": seconds(timings)}
+
+
+def summary(measured: dict[str, Any]) -> str:
+    """The table, and how flat the time per token is."""
+    rows, steps = [], []
+    for cell in measured["cells"]:
+        s = {name: t["median"] for name, t in cell["seconds"].items()}
+        steps.append(s["fastmax"])
+        rows.append(
+            [
+                f"{cell['context']:,}",
+                milliseconds(s["fastmax"]),
+                milliseconds(s["softmax"]),
+                times(s["softmax"] / s["fastmax"]),
+                f"{s['copy'] / s['fastmax']:.2f}",
+            ]
+        )
+    header = ["context", "fastmax", "softmax, cache", "speed-up", "of copy bandwidth"]
+    flat = f"Slowest over fastest context: {max(steps) / min(steps):.2f}"
+    title = f"A decoding step, {HEADS} heads of {HEAD_DIM}, order 2, fp32; medians"
+    return "\n\n".join([title, table(header, rows), flat])

@@ -1,0 +1,83 @@
+"""Tables of `fastmax bench kernel`: shares of sgemm, ratios to softmax attention, and what the choice of form costs."""
+
+from typing import Any
+
+from fastmax.bench import kernel
+from fastmax.report.table import milliseconds, table, times
+
+RULE_LIMIT = 1.25
+"""The form that the rule picks may be so many times slower than the other."""
+
+
+def summary(measured: dict[str, Any]) -> str:
+    """One table per dtype, pass and order, and a line on the rule."""
+    parts = [
+        f"Kernel: {measured['level']}. Best of several rounds, contestants in turns; ratios are within a round's run."
+    ]
+    groups: dict[tuple[str, bool, int], list[dict[str, Any]]] = {}
+    for cell in measured["cells"]:
+        groups.setdefault((cell["dtype"], cell["backward"], cell["order"]), []).append(cell)
+    for (dtype, backward, order), cells in groups.items():
+        what = "forward + backward" if backward else "forward"
+        parts.append(f"### {what}, order {order}, {dtype}")
+        header = ["N, D, heads", "native", "of sgemm", "of roofline", "vs sdpa", "vs chunked", "form", "other form"]
+        parts.append(table(header, [_row(cell) for cell in cells]))
+    return "\n\n".join([*parts, rule(measured["cells"])])
+
+
+def share_of_sgemm(cell: dict[str, Any]) -> float:
+    """Flops of the cheaper exact form at the native kernel's time, over those of sgemm in the same cell."""
+    return _least_seconds_of_flops(cell) / float(cell["seconds"]["native"]["best"])
+
+
+def share_of_roofline(cell: dict[str, Any]) -> float | None:
+    """The larger of the flops at the pace of sgemm and the bytes of q, k, v, o at that of a copy, over the time taken."""
+    if "copy" not in cell["seconds"] or cell["backward"]:
+        return None
+    item = 4 if cell["dtype"] == "float32" else 2
+    moved = 4 * cell["tokens"] * cell["head_dim"] * cell["heads"] * item
+    bandwidth = 2 * 4 * kernel.COPY / float(cell["seconds"]["copy"]["best"])
+    least: float = max(_least_seconds_of_flops(cell), moved / bandwidth)
+    return least / float(cell["seconds"]["native"]["best"])
+
+
+def _least_seconds_of_flops(cell: dict[str, Any]) -> float:
+    shape = kernel.Cell(**{name: value for name, value in cell.items() if name != "seconds"})
+    pace = 2 * kernel.SGEMM**3 / float(cell["seconds"]["sgemm"]["best"])
+    return min(shape.dense_flops, shape.factorized_flops) / pace
+
+
+def rule(cells: list[dict[str, Any]]) -> str:
+    """How much slower the picked form was than the better one, at worst."""
+    worst, where = 0.0, {}
+    for cell in cells:
+        s = cell["seconds"]
+        forms = [s[name]["best"] for name in ("dense", "factorized") if name in s]
+        if len(forms) == 2 and s["native"]["best"] / min(forms) > worst:
+            worst, where = s["native"]["best"] / min(forms), cell
+    if not where:
+        return "Rule: no cell has both forms."
+    verdict = "holds" if worst <= RULE_LIMIT else "IS BROKEN"
+    at = ", ".join(
+        f"{name} {where[name]}" for name in ("tokens", "head_dim", "order", "is_causal", "backward", "dtype")
+    )
+    return f"Rule: the form picked takes at worst {worst:.2f}x as long as the other ({at}); the limit {RULE_LIMIT} {verdict}."
+
+
+def _row(cell: dict[str, Any]) -> list[str]:
+    s = {name: t["best"] for name, t in cell["seconds"].items()}
+    forms = {name: s[name] for name in ("dense", "factorized") if name in s}
+    picked = min(forms, key=lambda name: abs(forms[name] - s["native"])) if forms else "-"
+    other = next((t for name, t in forms.items() if name != picked), None)
+    roofline = share_of_roofline(cell)
+    mask = " causal" if cell["is_causal"] else ""
+    return [
+        f"{cell['tokens']:,}, {cell['head_dim']}, {cell['heads']}{mask}",
+        milliseconds(s["native"]),
+        f"{share_of_sgemm(cell):.2f}",
+        "-" if roofline is None else f"{roofline:.2f}",
+        times(s["sdpa"] / s["native"] if "sdpa" in s else None),
+        times(s["chunked"] / s["native"] if "chunked" in s else None),
+        picked,
+        times(other / s["native"] if other else None),
+    ]
