@@ -2,13 +2,24 @@
 
 from fastmax.core import similarity, standardize
 from fastmax.functional import fastmax_attention, fastmax_varlen_attention
+from fastmax.layer_options import LayerOptions
+from fastmax.nn import FastmaxAttention
 from fastmax.reference import attention_matrix, reference_attention
+from fastmax.replace import Replacement, replace_attention
+from fastmax.rotary import rotate
+from fastmax.state import FastmaxState
 
 __all__ = [
+    "FastmaxAttention",
+    "FastmaxState",
+    "LayerOptions",
+    "Replacement",
     "attention_matrix",
     "fastmax_attention",
     "fastmax_varlen_attention",
     "reference_attention",
+    "replace_attention",
+    "rotate",
     "similarity",
     "standardize",
 ]

@@ -80,7 +80,7 @@ def summary(measured: dict[str, Any]) -> str:
     before: dict[str, int] = {}
     for m in measured["memory"]:
         used = m["peak"] - m["before"]
-        growth = used / before[m["backend"]] if m["backend"] in before else None
+        growth = used / before[m["backend"]] if before.get(m["backend"]) else None
         before[m["backend"]] = used
         memory.append(
             [m["backend"], f"{m['tokens']:,}", f"{used / 2**20:,.0f} MiB", f"{used / m['tensors']:.2f}", times(growth)]

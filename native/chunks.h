@@ -1,0 +1,258 @@
+// One head of one sequence, and chunks of its tokens: loaded and standardized into rows and columns, and stored back.
+#pragma once
+#include <stdlib.h>
+
+#include "dense.h"
+#include "features.h"
+#include "rows.h"
+
+namespace FM_LEVEL {
+
+// A key head with the query heads that read it, in one sequence.
+struct Head {
+  const FmCall* call;
+  int64_t batch, key_head, groups;
+  int64_t query_start, queries, key_start, keys;
+  int64_t state;  // index of its state
+};
+
+FM_INLINE int64_t at(const FmTensor& t, int64_t batch, int64_t head, int64_t token) {
+  return batch * t.batch_stride + head * t.head_stride + token * t.token_stride;
+}
+
+// Memory for the chunks of one thread, taken in pieces of one allocation.
+struct Arena {
+  char *base = nullptr, *next = nullptr;
+  bool measuring = true;
+  size_t size = 0;
+  template <class T>
+  T* take(int64_t n) {
+    const size_t bytes = (n * sizeof(T) + 63) / 64 * 64 + 64;  // 64 more: vector loads may run past the end
+    if (measuring) {
+      size += bytes;
+      return nullptr;
+    }
+    T* p = (T*)next;
+    next += bytes;
+    return p;
+  }
+  bool allocate() {
+    base = next = (char*)aligned_alloc(64, size + 64);
+    measuring = false;
+    if (base) memset(base, 0, size + 64);
+    return base != nullptr;
+  }
+  ~Arena() { free(base); }
+};
+
+template <class T>
+struct Sizes {
+  Features<T> features;
+  Shape<T> shape;
+  int value_dim, chunk;
+  int64_t x_pitch, u_pitch, dim_pitch;
+  Sizes(const FmCall& c, int order)
+      : features((int)c.head_dim, (int)c.value_dim + 1, order),
+        shape{(int)c.head_dim, (int)c.value_dim + 1, (int)c.order},
+        value_dim((int)c.value_dim),
+        chunk(choose_chunk(c)),
+        x_pitch(features.row_pitch()),
+        u_pitch(features.head),
+        dim_pitch(round_up(c.head_dim, WIDE<T>)) {}
+  // A long chunk spares traffic with the state, a short one work in the dense form; a multiple of WIDE in any case.
+  static int choose_chunk(const FmCall& c) { return c.head_dim <= 32 || c.order == 1 ? 64 : 128; }
+};
+
+// Keys and values of up to `capacity` tokens. A key that does not count is all zeros, so that it adds nothing anywhere.
+template <class T>
+struct KeyChunk {
+  const Sizes<T>* sizes;
+  T *x, *u, *packed, *rstd;
+  int64_t first = 0;
+  int count = 0;
+
+  void take(Arena& arena, const Sizes<T>& s, int64_t capacity) {
+    sizes = &s;
+    x = arena.take<T>(capacity * s.x_pitch);
+    u = arena.take<T>(capacity * s.u_pitch);
+    packed = arena.take<T>(capacity * s.shape.columns);
+    rstd = arena.take<T>(capacity);
+  }
+  bool counts(const Head& h, int64_t token) const {
+    const FmCall& c = *h.call;
+    return !c.mask || c.mask[h.batch * c.mask_batch_stride + h.key_head * c.mask_head_stride +
+                             (h.key_start + token) * c.mask_token_stride];
+  }
+  void load_tokens(const Head& h, int64_t begin, int64_t end, bool wrap) {
+    const FmCall& c = *h.call;
+    const int dim = sizes->shape.dim, value_dim = sizes->value_dim;
+    first = begin;
+    count = (int)most(0, end - begin);
+    for (int n = 0; n < count; n++) {
+      const int64_t token = h.key_start + begin + n;
+      T *xn = x + n * sizes->x_pitch, *un = u + n * sizes->u_pitch;
+      rstd[n] = 1;
+      if (!counts(h, begin + n)) {
+        memset(xn, 0, sizes->x_pitch * sizeof(T));
+        memset(un, 0, sizes->u_pitch * sizeof(T));
+        continue;
+      }
+      load_row(c.k.data, c.k.type, at(c.k, h.batch, h.key_head, token), dim, xn);
+      if (c.normalize) rstd[n] = standardize(xn, dim, (T)c.eps);
+      if (wrap) wrap_row(xn, dim, sizes->x_pitch);
+      load_row(c.v.data, c.v.type, at(c.v, h.batch, h.key_head, token), value_dim, un);
+      un[value_dim] = 1;
+    }
+  }
+  void pack_values() { pack(u, sizes->u_pitch, count, sizes->shape.columns, packed); }
+  Keys<T> dense() const { return {x, sizes->x_pitch, u, sizes->u_pitch, packed, count}; }
+
+  // d_x holds the gradients of the standardized keys; both are overwritten.
+  void store_grads(const Head& h, T* d_x, int64_t d_x_pitch, const T* d_v, int64_t d_v_pitch) const {
+    const FmCall& c = *h.call;
+    const int dim = sizes->shape.dim, value_dim = sizes->value_dim;
+    for (int n = 0; n < count; n++) {
+      T* dn = d_x + n * d_x_pitch;
+      const T* vn = d_v + n * d_v_pitch;
+      if (!counts(h, first + n)) {
+        memset(dn, 0, dim * sizeof(T));
+        vn = nullptr;
+      } else if (c.normalize) {
+        standardize_vjp(dn, x + n * sizes->x_pitch, rstd[n], dim);
+      }
+      const int64_t token = h.key_start + first + n;
+      store_row(dn, dim, c.d_k.data, c.d_k.type, at(c.d_k, h.batch, h.key_head, token));
+      store_row(vn ? vn : zeros(), value_dim, c.d_v.data, c.d_v.type, at(c.d_v, h.batch, h.key_head, token));
+    }
+  }
+  static const T* zeros() {
+    static const T z[256] = {};
+    return z;
+  }
+};
+
+// Queries of one head, up to `capacity` tokens: x, [tokens][dim] times the scale, and the same in columns per sub-chunk.
+template <class T>
+struct QueryChunk {
+  static constexpr int W = WIDE<T>;
+  const Sizes<T>* sizes;
+  T *x, *columns, *out;                                      // out: [sub][columns][W]
+  T *hat, *rstd, *w, *w_columns, *packed, *d_x, *d_rows;     // only for gradients
+  int64_t first = 0, head = 0;
+  int count = 0, subs = 0;
+  T scale = 1;
+
+  void take(Arena& arena, const Sizes<T>& s, int64_t capacity, bool grads) {
+    sizes = &s;
+    x = arena.take<T>(capacity * s.x_pitch);
+    columns = arena.take<T>(capacity * s.shape.dim);
+    out = arena.take<T>(capacity * s.shape.columns);
+    d_rows = arena.take<T>(W * most(s.u_pitch, s.dim_pitch));
+    if (!grads) return;
+    hat = arena.take<T>(capacity * s.dim_pitch);
+    rstd = arena.take<T>(capacity);
+    w = arena.take<T>(capacity * s.u_pitch);
+    w_columns = arena.take<T>(capacity * s.shape.columns);
+    packed = arena.take<T>(capacity * s.shape.columns);
+    d_x = arena.take<T>(capacity * s.shape.dim);
+  }
+  const T* columns_of(int sub) const { return columns + (int64_t)sub * sizes->shape.dim * W; }
+  const T* w_columns_of(int sub) const { return w_columns + (int64_t)sub * sizes->shape.columns * W; }
+  T* out_of(int sub) const { return out + (int64_t)sub * sizes->shape.columns * W; }
+  T* d_x_of(int sub) const { return d_x + (int64_t)sub * sizes->shape.dim * W; }
+
+  void load_tokens(const Head& h, int64_t group, int64_t begin, int64_t end, bool grads, bool wrap) {
+    const FmCall& c = *h.call;
+    const int dim = sizes->shape.dim;
+    head = h.key_head * h.groups + group;
+    scale = (T)(c.head_scale ? c.scale * c.head_scale[head] : c.scale);
+    first = begin;
+    count = (int)most(0, end - begin);
+    subs = (count + W - 1) / W;
+    for (int n = 0; n < subs * W; n++) {
+      T* xn = x + n * sizes->x_pitch;
+      if (n >= count) {  // fills the last sub-chunk; w is zero there, so it adds nothing
+        memset(xn, 0, sizes->x_pitch * sizeof(T));
+        if (grads) memset(w + n * sizes->u_pitch, 0, sizes->u_pitch * sizeof(T));
+        continue;
+      }
+      load_row(c.q.data, c.q.type, at(c.q, h.batch, head, h.query_start + begin + n), dim, xn);
+      T r = 1;
+      if (c.normalize) r = standardize(xn, dim, (T)c.eps);
+      if (grads) {
+        memcpy(hat + n * sizes->dim_pitch, xn, dim * sizeof(T));
+        rstd[n] = r;
+        load_output_grad(h, n);
+      }
+      for (int i = 0; i < dim; i++) xn[i] *= scale;
+      if (wrap) wrap_row(xn, dim, sizes->x_pitch);
+    }
+    for (int s = 0; s < subs; s++) {
+      to_columns(x + (int64_t)s * W * sizes->x_pitch, sizes->x_pitch, dim, columns + (int64_t)s * dim * W);
+      if (grads)
+        to_columns(w + (int64_t)s * W * sizes->u_pitch, sizes->u_pitch, sizes->shape.columns,
+                   w_columns + (int64_t)s * sizes->shape.columns * W);
+    }
+  }
+  // w = [do / g, -(do . o) / g + dg]
+  void load_output_grad(const Head& h, int n) {
+    const FmCall& c = *h.call;
+    const int value_dim = sizes->value_dim;
+    const int64_t token = h.query_start + first + n;
+    T *wn = w + n * sizes->u_pitch, g = ((const T*)c.g.data)[at(c.g, h.batch, head, token)], *o = d_rows;
+    memset(wn, 0, sizes->u_pitch * sizeof(T));
+    if (c.d_o.data && g != 0) {
+      const T inverse = 1 / g;
+      load_row(c.d_o.data, c.d_o.type, at(c.d_o, h.batch, head, token), value_dim, wn);
+      load_row(c.o.data, c.o.type, at(c.o, h.batch, head, token), value_dim, o);
+      for (int j = 0; j < value_dim; j++) wn[j] *= inverse;
+      wn[value_dim] = -dot(wn, o, value_dim);
+    }
+    if (c.d_g.data) {
+      T extra;
+      load_row(c.d_g.data, c.d_g.type, at(c.d_g, h.batch, head, token), 1, &extra);
+      wn[value_dim] += extra;
+    }
+  }
+  void pack_grads() { pack(w, sizes->u_pitch, count, sizes->shape.columns, packed); }
+
+  // Equation 19: o = f / g; zero where no key is left, which makes g exactly zero.
+  void store_outputs(const Head& h) {
+    const FmCall& c = *h.call;
+    const int value_dim = sizes->value_dim;
+    for (int s = 0; s < subs; s++) {
+      T *f = out_of(s), *g = f + (int64_t)value_dim * W, inverse[W];
+      for (int w = 0; w < W; w++) inverse[w] = g[w] == 0 ? 0 : 1 / g[w];
+      for (int j = 0; j < value_dim; j++)
+        for (int w = 0; w < W; w++) f[j * W + w] *= inverse[w];
+      to_rows(f, value_dim, d_rows, sizes->u_pitch);
+      const int rows = (int)least(W, count - s * W);
+      for (int w = 0; w < rows; w++) {
+        const int64_t token = h.query_start + first + s * W + w;
+        ((T*)c.g.data)[at(c.g, h.batch, head, token)] = g[w];
+        store_row(d_rows + w * sizes->u_pitch, value_dim, c.o.data, c.o.type, at(c.o, h.batch, head, token));
+      }
+    }
+  }
+  // From the gradients of x in d_x to those of the raw queries; returns that of the head's scale.
+  double store_grads(const Head& h) {
+    const FmCall& c = *h.call;
+    const int dim = sizes->shape.dim;
+    double d_scale = 0;
+    for (int s = 0; s < subs; s++) {
+      to_rows(d_x_of(s), dim, d_rows, sizes->dim_pitch);
+      const int rows = (int)least(W, count - s * W);
+      for (int w = 0; w < rows; w++) {
+        const int n = s * W + w;
+        T *dn = d_rows + w * sizes->dim_pitch, *hn = hat + n * sizes->dim_pitch;
+        if (c.d_head_scale) d_scale += dot(dn, hn, dim);
+        for (int i = 0; i < dim; i++) dn[i] *= scale;
+        if (c.normalize) standardize_vjp(dn, hn, rstd[n], dim);
+        store_row(dn, dim, c.d_q.data, c.d_q.type, at(c.d_q, h.batch, head, h.query_start + first + n));
+      }
+    }
+    return d_scale * c.scale;
+  }
+};
+
+}  // namespace FM_LEVEL

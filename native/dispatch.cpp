@@ -1,0 +1,67 @@
+// The exported functions: picks the best level that this processor runs, and hands calls to its kernels.
+#include "api.h"
+#include <string.h>
+
+#define FM_EXPORT extern "C" __attribute__((visibility("default")))
+#define FM_DECLARE(level) namespace level { extern const FmKernels kernels; }
+
+namespace {
+struct Level {
+  const char* name;
+  bool runs;
+  const FmKernels* kernels;
+};
+}  // namespace
+
+#if defined(__x86_64__)
+FM_DECLARE(level_v4) FM_DECLARE(level_v3) FM_DECLARE(level_v2)
+#endif
+FM_DECLARE(level_generic)
+
+static const Level* levels(int64_t* count) {
+#if defined(__x86_64__)
+  static const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                         __builtin_cpu_supports("avx512cd");
+  static const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                         __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+  static const bool v2 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt");
+  static const Level all[] = {
+      {"x86-64-v4", v4 && v3 && v2, &level_v4::kernels},
+      {"x86-64-v3", v3 && v2, &level_v3::kernels},
+      {"x86-64-v2", v2, &level_v2::kernels},
+      {"generic", true, &level_generic::kernels},
+  };
+#else
+  static const Level all[] = {{"generic", true, &level_generic::kernels}};
+#endif
+  *count = sizeof all / sizeof all[0];
+  return all;
+}
+
+FM_EXPORT int64_t fm_level_count() {
+  int64_t count;
+  levels(&count);
+  return count;
+}
+FM_EXPORT const char* fm_level_name(int64_t i) {
+  int64_t count;
+  return levels(&count)[i].name;
+}
+FM_EXPORT int fm_level_runs(int64_t i) {
+  int64_t count;
+  return levels(&count)[i].runs;
+}
+FM_EXPORT int fm_forward(int64_t level, const FmCall* call, const FmPool* pool) {
+  int64_t count;
+  return levels(&count)[level].kernels->forward(call, pool);
+}
+FM_EXPORT int fm_backward(int64_t level, const FmCall* call, const FmPool* pool) {
+  int64_t count;
+  return levels(&count)[level].kernels->backward(call, pool);
+}
+FM_EXPORT int fm_step(int64_t level, const FmStep* call, const FmPool* pool) {
+  int64_t count;
+  return levels(&count)[level].kernels->step(call, pool);
+}
+FM_EXPORT int64_t fm_call_size() { return sizeof(FmCall); }

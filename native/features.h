@@ -1,0 +1,238 @@
+// Monomials by cyclic diagonals, and the three primitives on a state: accumulate, read and read's gradient.
+//
+// Degree 2 has the features x_m x_(m+d mod D), m = 0 .. D-1, for d = 0 .. D/2 (of the last diagonal only half, if D is even):
+// each pair of channels once. A diagonal is the product of a token with a shifted copy of itself, so WIDE features of
+// one token are two loads and a multiply, and none is computed in vain. A block is WIDE features of a diagonal; its part of
+// the state is [Dv + 1][WIDE], so that the denominator's column of ones is just one more row.
+// A square is scaled by 1 / sqrt(2), as in the public layout of a state, so that the layouts differ in nothing but order.
+#pragma once
+#include "vec.h"
+
+namespace FM_LEVEL {
+
+constexpr double ROOT_HALF = 0.70710678118654752440;
+
+struct Block {
+  int shift;  // -1: degree 1
+  int first, lanes;
+};
+
+template <class T>
+struct Features {
+  static constexpr int W = WIDE<T>;
+  int dim, columns, order;
+  int blocks;
+  int64_t head;  // the constant feature lies in front of the blocks
+  int64_t size;
+  int group;     // blocks that are read together: their part of the state stays in the first-level cache
+
+  Features(int dim, int columns, int order) : dim(dim), columns(columns), order(order) {
+    const int across = (dim + W - 1) / W;
+    blocks = across;
+    if (order == 2) blocks += (dim - 1) / 2 * across + across + (dim % 2 == 0 ? (dim / 2 + W - 1) / W : 0);
+    head = round_up(columns, W);
+    size = head + (int64_t)blocks * columns * W;
+    group = (int)most(1, 64 / W);
+  }
+  int64_t row_pitch() const { return round_up(round_up(dim, W) + dim / 2 + W, W); }  // of a token and its shifted copies
+
+  Block block(int b) const {
+    const int across = (dim + W - 1) / W;
+    const int shift = b / across - 1, first = b % across * W;
+    const int length = shift > 0 && 2 * shift == dim ? dim / 2 : dim;
+    return {shift, first, (int)least(W, length - first)};
+  }
+  T* of_block(T* state, int b) const { return state + head + (int64_t)b * columns * W; }
+  const T* of_block(const T* state, int b) const { return state + head + (int64_t)b * columns * W; }
+};
+
+// Continues a token cyclically, so that a shift is a load from further on.
+template <class T>
+void wrap_row(T* x, int dim, int64_t pitch) {
+  for (int64_t i = dim; i < pitch; i++) x[i] = x[i - dim];
+}
+
+// [tokens][columns] to panels [tile][tokens][rows of the tile].
+template <class T>
+void pack(const T* u, int64_t pitch, int tokens, int columns, T* out) {
+  const Tiles tiles(columns);
+  for (int t = 0; t < tiles.count; t++) {
+    const int start = tiles.start(t), rows = tiles.rows(t);
+    for (int n = 0; n < tokens; n++, out += rows)
+      for (int r = 0; r < rows; r++) out[r] = u[n * pitch + start + r];
+  }
+}
+
+// state += phi(x)^T u. The sum over the tokens is taken by itself first: two levels keep fp32 sums over long sequences exact.
+template <class T>
+void accumulate(const Features<T>& f, T* state, const T* x, int64_t x_pitch, const T* u, int64_t u_pitch, const T* packed,
+                int tokens, T* panel) {
+  constexpr int W = WIDE<T>, L = LANES<T>;
+  for (int64_t j = 0; j < f.head; j += W) {
+    Vec<T> a{}, b{};
+    for (int n = 0; n < tokens; n++) a += load(u + n * u_pitch + j), b += load(u + n * u_pitch + j + L);
+    store(state + j, load(state + j) + a);
+    store(state + j + L, load(state + j + L) + b);
+  }
+  const Tiles tiles(f.columns);
+  for (int i = 0; i < f.blocks; i++) {
+    const Block block = f.block(i);
+    const T* phi = x + block.first;
+    int64_t step = x_pitch;
+    if (block.shift >= 0) {
+      const T* y = phi + block.shift;
+      for (int n = 0; n < tokens; n++) {
+        store(panel + n * W, load(phi + n * x_pitch) * load(y + n * x_pitch));
+        store(panel + n * W + L, load(phi + n * x_pitch + L) * load(y + n * x_pitch + L));
+      }
+      for (int n = 0; block.shift == 0 && n < tokens * W; n++) panel[n] *= (T)ROOT_HALF;
+      phi = panel, step = W;
+    }
+    T* s = f.of_block(state, i);
+    const T* a = packed;
+    for (int t = 0; t < tiles.count; t++) {
+      const int rows = tiles.rows(t);
+      for (int r = 0; r < rows; r++) __builtin_prefetch(s + r * W, 1);
+      with_rows(rows, [&](auto R) __attribute__((always_inline)) {
+        constexpr int n = decltype(R)::value;
+        Vec<T> acc[n][2];
+        clear<T, n>(acc);
+        multiply<T, n>(acc, a, n, 1, phi, step, tokens);
+        Vec<T> old[n][2];
+        load_tile<T, n>(old, s, W);
+#pragma GCC unroll 16
+        for (int r = 0; r < n; r++) acc[r][0] += old[r][0], acc[r][1] += old[r][1];
+        store_tile<T, n>(acc, s, W);
+      });
+      s += rows * W;
+      a += (int64_t)rows * tokens;
+    }
+  }
+}
+
+// out[sub] = (phi(x) state)^T, [columns][W], for each sub-chunk of W tokens that x[sub], [dim][W], holds.
+template <class T>
+void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, int columns, T* panel) {
+  constexpr int W = WIDE<T>, L = LANES<T>;
+  for (int64_t sub = 0; sub < subs; sub++)
+    for (int j = 0; j < columns; j++)
+      for (int h = 0; h < W; h += L) store(out + (sub * f.columns + j) * W + h, broadcast(state[j]));
+  const Tiles tiles(columns);
+  for (int i = 0; i < f.blocks; i += f.group) {
+    const int stop = (int)least(i + f.group, f.blocks);
+    for (int64_t sub = 0; sub < subs; sub++) {
+      const T* xs = x + sub * f.dim * W;
+      T* p = panel;
+      for (int b = i; b < stop; b++) {
+        const Block block = f.block(b);
+        for (int lane = 0; lane < block.lanes; lane++, p += W) {
+          const T* left = xs + (block.first + lane) * W;
+          if (block.shift < 0) {
+            store(p, load(left)), store(p + L, load(left + L));
+          } else if (block.shift == 0) {
+            const Vec<T> a = load(left), c = load(left + L);
+            store(p, a * a * (T)ROOT_HALF), store(p + L, c * c * (T)ROOT_HALF);
+          } else {
+            const int other = block.first + lane + block.shift;
+            const T* right = xs + (other < f.dim ? other : other - f.dim) * W;
+            store(p, load(left) * load(right)), store(p + L, load(left + L) * load(right + L));
+          }
+        }
+      }
+      for (int t = 0; t < tiles.count; t++) {
+        T* o = out + (sub * f.columns + tiles.start(t)) * W;
+        with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
+          constexpr int n = decltype(R)::value;
+          Vec<T> acc[n][2];
+          load_tile<T, n>(acc, o, W);
+          const T* phi = panel;
+          for (int b = i; b < stop; b++) {
+            const int lanes = f.block(b).lanes;
+            multiply<T, n>(acc, f.of_block(state, b) + tiles.start(t) * W, 1, W, phi, W, lanes);
+            phi += lanes * W;
+          }
+          store_tile<T, n>(acc, o, W);
+        });
+      }
+    }
+  }
+}
+
+// d_x[sub] += J_phi(x)^T (state w): the gradient of x from that of read(x), which is w[sub], [columns][W].
+template <class T>
+void read_vjp(const Features<T>& f, const T* state, const T* x, const T* w, int subs, T* d_x) {
+  constexpr int W = WIDE<T>, L = LANES<T>;
+  for (int i = 0; i < f.blocks; i += f.group) {
+    const int stop = (int)least(i + f.group, f.blocks);
+    for (int64_t sub = 0; sub < subs; sub++) {
+      const T *xs = x + sub * f.dim * W, *ws = w + sub * f.columns * W;
+      T* ds = d_x + sub * f.dim * W;
+      for (int b = i; b < stop; b++) {
+        const Block block = f.block(b);
+        const Tiles tiles(block.lanes);
+        for (int t = 0; t < tiles.count; t++) {
+          const int first = block.first + tiles.start(t);
+          with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
+            constexpr int n = decltype(R)::value;
+            Vec<T> acc[n][2];
+            clear<T, n>(acc);
+            multiply<T, n>(acc, f.of_block(state, b) + tiles.start(t), W, 1, ws, W, f.columns);
+#pragma GCC unroll 16
+            for (int r = 0; r < n; r++) {
+              T* left = ds + (first + r) * W;
+              if (block.shift < 0) {
+                store(left, load(left) + acc[r][0]), store(left + L, load(left + L) + acc[r][1]);
+                continue;
+              }
+              int other = first + r + block.shift;
+              if (other >= f.dim) other -= f.dim;
+              if (block.shift == 0) acc[r][0] *= (T)ROOT_HALF, acc[r][1] *= (T)ROOT_HALF;
+              const T* y = xs + other * W;
+              store(left, load(left) + acc[r][0] * load(y)), store(left + L, load(left + L) + acc[r][1] * load(y + L));
+              const T* z = xs + (first + r) * W;
+              T* right = ds + other * W;
+              store(right, load(right) + acc[r][0] * load(z));
+              store(right + L, load(right + L) + acc[r][1] * load(z + L));
+            }
+          });
+        }
+      }
+    }
+  }
+}
+
+// Calls f(public row, offset in the block layout) for every feature but the constant one.
+template <class T, class F>
+void each_feature(const Features<T>& f, const F& visit) {
+  for (int b = 0; b < f.blocks; b++) {
+    const Block block = f.block(b);
+    for (int lane = 0; lane < block.lanes; lane++) {
+      int64_t row = 1 + block.first + lane;
+      if (block.shift >= 0) {
+        const int64_t one = block.first + lane, other = (one + block.shift) % f.dim;
+        const int64_t m = least(one, other), l = most(one, other);
+        row = 1 + f.dim + m * f.dim - m * (m - 1) / 2 + l - m;
+      }
+      visit(row, f.head + (int64_t)b * f.columns * f.W + lane);
+    }
+  }
+}
+
+// From the public layout, (F, columns), and back.
+template <class T>
+void state_from_public(const Features<T>& f, const T* from, T* state) {
+  memset(state, 0, f.size * sizeof(T));
+  memcpy(state, from, f.columns * sizeof(T));
+  each_feature(f, [&](int64_t row, int64_t at) {
+    for (int j = 0; j < f.columns; j++) state[at + (int64_t)j * f.W] = from[row * f.columns + j];
+  });
+}
+template <class T>
+void state_to_public(const Features<T>& f, const T* state, T* to) {
+  memcpy(to, state, f.columns * sizeof(T));
+  each_feature(f, [&](int64_t row, int64_t at) {
+    for (int j = 0; j < f.columns; j++) to[row * f.columns + j] = state[at + (int64_t)j * f.W];
+  });
+}
+
+}  // namespace FM_LEVEL

@@ -1,0 +1,118 @@
+// Vectors of one instruction set level, and the register tile that every product runs on.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define FM_VECTOR_BYTES 64
+#define FM_ROWS 12
+#elif defined(__AVX2__)
+#define FM_VECTOR_BYTES 32
+#define FM_ROWS 6
+#elif defined(__aarch64__)
+#define FM_VECTOR_BYTES 16
+#define FM_ROWS 12
+#else
+#define FM_VECTOR_BYTES 16
+#define FM_ROWS 4
+#endif
+#define FM_INLINE static inline __attribute__((always_inline))
+
+namespace FM_LEVEL {
+
+constexpr int ROWS = FM_ROWS;  // of a register tile: each takes two accumulators, and there are 16 or 32 registers
+
+template <class T>
+struct Vector {
+  typedef T type __attribute__((vector_size(FM_VECTOR_BYTES)));
+  typedef T unaligned __attribute__((vector_size(FM_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+};
+template <class T>
+using Vec = typename Vector<T>::type;
+template <class T>
+constexpr int LANES = FM_VECTOR_BYTES / sizeof(T);
+template <class T>
+constexpr int WIDE = 2 * LANES<T>;  // the columns of a register tile
+
+template <class T>
+FM_INLINE Vec<T> load(const T* p) {
+  return (Vec<T>)*(const typename Vector<T>::unaligned*)p;
+}
+template <class T>
+FM_INLINE void store(T* p, Vec<T> x) {
+  *(typename Vector<T>::unaligned*)p = (typename Vector<T>::unaligned)x;
+}
+template <class T>
+FM_INLINE Vec<T> broadcast(T x) {
+  return x - Vec<T>{};
+}
+template <class T>
+FM_INLINE T horizontal_sum(Vec<T> x) {
+  T parts[LANES<T>];
+  memcpy(parts, &x, sizeof x);
+  for (int n = LANES<T> / 2; n; n /= 2)
+    for (int i = 0; i < n; i++) parts[i] += parts[i + n];
+  return parts[0];
+}
+
+FM_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+FM_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+FM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+template <int N>
+struct Int {
+  static constexpr int value = N;
+};
+
+// f(Int<n>) for a number of rows known only at run time.
+template <int N = ROWS, class F>
+FM_INLINE void with_rows(int n, const F& f) {
+  if constexpr (N == 1)
+    f(Int<1>{});
+  else if (n == N)
+    f(Int<N>{});
+  else
+    with_rows<N - 1>(n, f);
+}
+
+// Cuts `total` rows into tiles of nearly equal height: 13 rows as 5 + 4 + 4, not 6 + 6 + 1, which would starve the units.
+struct Tiles {
+  int total, count;
+  explicit Tiles(int total) : total(total), count((total + ROWS - 1) / ROWS) {}
+  int start(int i) const { return (int)((int64_t)total * i / count); }
+  int rows(int i) const { return start(i + 1) - start(i); }
+};
+
+// acc[r] += sum over k of a[k * a_step + r * a_row] * b[k * b_step ..]
+template <class T, int R>
+FM_INLINE void multiply(Vec<T> (&acc)[R][2], const T* a, ptrdiff_t a_step, ptrdiff_t a_row, const T* b, ptrdiff_t b_step,
+                        int64_t steps) {
+  for (int64_t k = 0; k < steps; k++, a += a_step, b += b_step) {
+    const Vec<T> b0 = load(b), b1 = load(b + LANES<T>);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      const Vec<T> x = broadcast(a[r * a_row]);
+      acc[r][0] += x * b0;
+      acc[r][1] += x * b1;
+    }
+  }
+}
+
+template <class T, int R>
+FM_INLINE void clear(Vec<T> (&acc)[R][2]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = Vec<T>{};
+}
+template <class T, int R>
+FM_INLINE void load_tile(Vec<T> (&acc)[R][2], const T* p, ptrdiff_t pitch) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) acc[r][0] = load(p + r * pitch), acc[r][1] = load(p + r * pitch + LANES<T>);
+}
+template <class T, int R>
+FM_INLINE void store_tile(const Vec<T> (&acc)[R][2], T* p, ptrdiff_t pitch) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) store(p + r * pitch, acc[r][0]), store(p + r * pitch + LANES<T>, acc[r][1]);
+}
+
+}  // namespace FM_LEVEL

@@ -1,0 +1,83 @@
+"""From embeddings to heads and back, in the layouts of nn.MultiheadAttention: (L, B, E), (B, L, E) and, unbatched, (L, E)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+
+def check(query: Tensor, key: Tensor, value: Tensor, dims: Sequence[int], batch_first: bool) -> None:
+    """Refuse inputs that do not fit one another or a layer of these embedding dimensions."""
+    named = (("query", query), ("key", key), ("value", value))
+    for (name, x), dim in zip(named, dims, strict=True):
+        if x.is_nested:
+            raise ValueError(
+                f"{name} is a nested tensor, which Fastmax attention does not take: pad it and pass key_padding_mask. "
+                "(nn.TransformerEncoder makes nested tensors of padded ones unless its use_nested_tensor is False; "
+                "fastmax.replace_attention sees to that)"
+            )
+        if query.dim() not in (2, 3) or x.dim() != query.dim():
+            shapes = ", ".join(str(tuple(y.shape)) for _, y in named)
+            raise ValueError(f"query, key and value must all be 3-D, or all 2-D if unbatched, got {shapes}")
+        if x.shape[-1] != dim:
+            raise ValueError(f"{name} must have {dim} features, got shape {tuple(x.shape)}")
+    batches = {batch_size(x, batch_first) for _, x in named}
+    if len(batches) > 1 or key.shape[:-1] != value.shape[:-1]:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named)
+        order = "(B, L, E)" if batch_first else "(L, B, E)"
+        raise ValueError(
+            f"inputs must have one batch size, key and value one length, in the layout {order}; got {shapes}"
+        )
+
+
+def batch_size(x: Tensor, batch_first: bool) -> int | None:
+    """None if unbatched."""
+    return None if x.dim() == 2 else x.shape[0 if batch_first else 1]
+
+
+def length(x: Tensor, batch_first: bool) -> int:
+    return x.shape[1 if batch_first and x.dim() == 3 else 0]
+
+
+def project(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weights: Sequence[Tensor | None],
+    packed: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The in-projections, by the packed weight or by those of q, k and v; as few products as the inputs allow."""
+    rows = [query.shape[-1]] * 3
+    if packed is None:
+        w_q, w_k, w_v = (w for w in weights if w is not None)
+        rows = [w_q.shape[0], w_k.shape[0], w_v.shape[0]]
+    else:
+        kv = (packed.shape[0] - rows[0]) // 2
+        rows = [rows[0], kv, kv]
+        if query is key is value:
+            q, k, v = torch.split(linear(query, packed, bias), rows, -1)
+            return q, k, v
+        w_q, w_k, w_v = torch.split(packed, rows)
+    b_q, b_k, b_v = (None, None, None) if bias is None else torch.split(bias, rows)
+    if packed is not None and key is value:
+        both = None if bias is None else bias[rows[0] :]
+        k, v = torch.split(linear(key, packed[rows[0] :], both), rows[1:], -1)
+        return linear(query, w_q, b_q), k, v
+    return linear(query, w_q, b_q), linear(key, w_k, b_k), linear(value, w_v, b_v)
+
+
+def split_heads(x: Tensor, heads: int, batch_first: bool) -> Tensor:
+    """-> (B, heads, L, D), a view."""
+    x = torch.unflatten(x, -1, (heads, -1))
+    if x.dim() == 3:
+        return x.transpose(0, 1).unsqueeze(0)
+    return x.transpose(1, 2) if batch_first else x.permute(1, 2, 0, 3)
+
+
+def merge_heads(x: Tensor, batched: bool, batch_first: bool) -> Tensor:
+    """(B, heads, L, D) -> the layout of the inputs."""
+    if not batched:
+        return x.squeeze(0).transpose(0, 1).flatten(-2)
+    return (x.transpose(1, 2) if batch_first else x.permute(2, 0, 1, 3)).flatten(-2)
