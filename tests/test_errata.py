@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastmax import attention_matrix, core, fastmax_attention, similarity, standardize
+from fastmax import attention_matrix, core, dropout, fastmax_attention, similarity, standardize
 from fastmax.rotary import rotate
 from tests.support import forced, randn
 
@@ -304,6 +304,20 @@ def test_rotary_embeddings_are_relative_after_the_standardization_only() -> None
 
     torch.testing.assert_close(after(0), after(17))
     assert (before(0) - before(17)).abs().max() > 0.02
+
+
+# 7. dropout
+
+
+@pytest.mark.parametrize("mode", dropout.MODES)
+def test_dropout_keeps_the_expected_numerator_and_shares_the_mask(mode: str) -> None:
+    """With values all one, numerator and denominator are one sum: their quotient is one only if they share the mask."""
+    q, k = randn(1, 6, 3), randn(1, 9, 3)
+    ones = fastmax_attention(q, k, torch.ones(1, 9, 2, dtype=torch.float64), dropout_p=0.4, dropout_mode=mode)
+    torch.testing.assert_close(ones, torch.ones_like(ones))
+    if mode != "1d":
+        kept = [dropout.multipliers(mode, 0.4, torch.tensor(seed), 0, (1,), 500, 3, 2) for seed in range(20)]
+        torch.testing.assert_close(torch.stack(kept).mean((0, 1, 2)), torch.ones(10).double(), atol=0.04, rtol=0)
 
 
 # 8. what the backward pass must keep

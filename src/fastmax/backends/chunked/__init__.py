@@ -57,7 +57,9 @@ def backward(p: Problem, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads
 
 def _heads_at_once(p: Problem) -> int:
     """So many key heads that a few hundred tokens of their features, or a tile of their dense weights, fit the budget."""
-    return max(1, t.FEATURE_BUDGET // (p.groups * max(128 * p.features, t.DENSE_TILE**2)))
+    queries, keys = (min(x.shape[2], t.DENSE_TILE) for x in (p.q, p.k))
+    per_head = max(min(queries + keys, 128) * p.features, queries * keys, 1)
+    return max(1, t.FEATURE_BUDGET // (p.groups * per_head))
 
 
 def _steps(p: Work) -> list[Step]:
