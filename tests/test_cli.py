@@ -12,7 +12,7 @@ import torch
 
 from fastmax import __version__, cli
 from fastmax.backends import BACKENDS, native
-from fastmax.bench import core, decode, demo, dropout, kernel, measure, memory
+from fastmax.bench import core, decode, demo, dropout, kernel, long, measure, memory
 from fastmax.progress import Progress
 from fastmax.report import kernel as kernel_report
 from fastmax.report.table import milliseconds, table, times
@@ -150,6 +150,17 @@ def test_bench_decode(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert [cell["context"] for cell in cells] == [8, 32]
     assert cells[0]["state_bytes"] == cells[1]["state_bytes"]
     assert "Slowest over fastest context" in capsys.readouterr().out
+
+
+def test_bench_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setattr(long, "TOKENS", 4096)
+    monkeypatch.setattr(long, "QUARTER", 1024)
+    monkeypatch.setattr(long, "LAST", 50)
+    assert cli.main(["bench", "long", "--quick", "--out", str(tmp_path / "l.json")]) == 0
+    measured = json.loads((tmp_path / "l.json").read_text())
+    assert measured["tokens"] == [64, 256]
+    assert 0 < measured["error"] < 1e-5
+    assert "relative error of the last 50 outputs" in capsys.readouterr().out
 
 
 def test_interleave_takes_turns() -> None:

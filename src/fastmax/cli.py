@@ -11,6 +11,7 @@ BENCHES = {
     "kernel": "the native kernel against sgemm, softmax attention and plain PyTorch",
     "decode": "time per token with a state, against softmax attention over a cache",
     "dropout": "what each dropout mode costs",
+    "long": "one head over a million tokens: time, memory, precision",
 }
 
 
