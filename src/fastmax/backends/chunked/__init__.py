@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fastmax.backends.chunked import tiles as t
 from fastmax.backends.chunked.parts import Work, masks_of, parts
-from fastmax.backends.chunked.schedule import Accumulate, Attend, Step, make_schedule
+from fastmax.backends.chunked.schedule import DROPOUT_CHUNK, Accumulate, Attend, Step, make_schedule
 from fastmax.problem import InputGrads, OutputGrads, Problem
 
 
@@ -57,7 +57,8 @@ def backward(p: Problem, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads
 
 def _heads_at_once(p: Problem) -> int:
     """So many key heads that a few hundred tokens of their features, or a tile of their dense weights, fit the budget."""
-    queries, keys = (min(x.shape[2], t.DENSE_TILE) for x in (p.q, p.k))
+    drops_features = p.dropout_seed is not None and p.dropout_mode != "1d"
+    queries, keys = (min(x.shape[2], DROPOUT_CHUNK if drops_features else t.DENSE_TILE) for x in (p.q, p.k))
     per_head = max(min(queries + keys, 128) * p.features, queries * keys, 1)
     return max(1, t.FEATURE_BUDGET // (p.groups * per_head))
 
@@ -94,7 +95,7 @@ def _forward(p: Work, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
             continue
         for a, b in t.query_tiles(p, step):
             q_hat = t.load_queries(p, a, b)
-            f = t.read(state, q_hat, p.order) if step.reads_state else t.zeros(q_hat, p.value_dim + 1)
+            f = t.read(state, q_hat) if step.reads_state else t.zeros(q_hat, p.value_dim + 1)
             for c, d, diagonal in t.key_tiles(p, step, a, b):
                 k_hat, u = t.load_keys(p, c, d)
                 f += t.dense(q_hat, k_hat, u, p, diagonal)
@@ -114,7 +115,7 @@ def _backward(p: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads
             continue
         for a, b in t.query_tiles(p, step):
             q_hat, w = t.load_queries(p, a, b), t.load_output_grads(p, a, b, o, g, grads)
-            dq_hat = t.read_vjp(state, q_hat, w, p.order) if step.reads_state else t.zeros(q_hat, p.head_dim)
+            dq_hat = t.read_vjp(state, q_hat, w) if step.reads_state else t.zeros(q_hat, p.head_dim)
             for c, d, diagonal in t.key_tiles(p, step, a, b):
                 k_hat, u = t.load_keys(p, c, d)
                 dq_tile, dk_tile, du_tile = t.dense_vjp(q_hat, k_hat, u, w, p, diagonal)
@@ -127,12 +128,12 @@ def _backward(p: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads
         if isinstance(step, Attend):
             for a, b in t.query_tiles(p, step) if step.reads_state else ():
                 q_hat, w = t.load_queries(p, a, b), t.load_output_grads(p, a, b, o, g, grads)
-                t.accumulate(d_state, q_hat, w, p.order)
+                t.accumulate(d_state, q_hat, w)
             continue
         for a, b in t.tiles(step.start, step.stop, t.feature_tile(p)):
             k_hat, u = t.load_keys(p, a, b)
-            dk_hat[:, :, a:b] += t.read_vjp(d_state, k_hat, u, p.order)
-            dv[:, :, a:b] += t.read(d_state, k_hat, p.order)[..., :-1]
+            dk_hat[:, :, a:b] += t.read_vjp(d_state, k_hat, u)
+            dv[:, :, a:b] += t.read(d_state, k_hat)[..., :-1]
     for a, b in t.tiles(0, p.k.shape[2], t.feature_tile(p)):
         t.store_key_grads(p, a, b, dk_hat, dv, out.k, out.v)
     if p.state_in is not None:
@@ -142,4 +143,4 @@ def _backward(p: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads
 def _accumulate_keys(p: Work, state: Tensor, step: Accumulate) -> None:
     for a, b in t.tiles(step.start, step.stop, t.feature_tile(p)):
         k_hat, u = t.load_keys(p, a, b)
-        t.accumulate(state, k_hat, u, p.order)
+        t.accumulate(state, k_hat, u)

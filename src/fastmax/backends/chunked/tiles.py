@@ -5,7 +5,8 @@ of the size of a whole input is copied. Queries of the heads that share a key he
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,13 +24,40 @@ FEATURE_BUDGET = 1 << 20
 DENSE_TILE = 512
 
 
-class Tile(NamedTuple):
-    """Tokens a:b of the queries or keys, ready for their features."""
+@dataclass(frozen=True)
+class Tile:
+    """Tokens a:b of the queries or keys; their features are made when they are asked for, and once."""
 
     x: Tensor  # (B, Hkv, n, D)
+    order: int
     a: int
     b: int
     masks: dropout.Part | None
+
+    @cached_property
+    def phi(self) -> Tensor:
+        """(B, Hkv, F, n), those that dropout leaves."""
+        return self._drop(phi(self.x.mT.contiguous(), self.order))
+
+    def phi_vjp(self, d: Tensor) -> Tensor:
+        """The gradient of x from that of its features, which it overwrites."""
+        return phi_vjp(self.x.mT.contiguous(), self._drop(d), self.order).mT
+
+    def _drop(self, features: Tensor) -> Tensor:
+        """In place; by the masks of each query head where several are stacked."""
+        if self._kept is not None:
+            rows, kept = self._kept
+            batch, heads = features.shape[:2]
+            features[:, :, rows].view(batch, heads, kept.shape[2], -1, self.b - self.a).mul_(kept)
+        return features
+
+    @cached_property
+    def _kept(self) -> tuple[slice, Tensor] | None:
+        if self.masks is None or self.masks.drops_tokens:
+            return None
+        rows = dropout.dropped_rows(self.masks.whole.mode, self.x.shape[-1], self.order)
+        kept = self.masks.features(rows, self.a, self.b, self.x.dtype)
+        return rows, kept.view(*self.x.shape[:2], -1, rows.stop - rows.start, self.b - self.a).transpose(2, 3)
 
 
 def tiles(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
@@ -59,7 +87,7 @@ def load_queries(p: Work, a: int, b: int) -> Tile:
     """q̂ * scale of queries a:b."""
     x = p.q[:, :, a:b].to(p.dtype)
     x = _drop_tokens(standardize(x) if p.normalize else x, p.query_masks, a, b) * p.scale
-    return Tile(_stack(x if p.head_scale is None else x * _per_head(p), p), a, b, p.query_masks)
+    return Tile(_stack(x if p.head_scale is None else x * _per_head(p), p), p.order, a, b, p.query_masks)
 
 
 def zeros(tile: Tile, columns: int) -> Tensor:
@@ -86,7 +114,7 @@ def load_keys(p: Work, a: int, b: int) -> tuple[Tile, Tensor]:
         drop = ~p.key_mask[:, :, a:b, None]
         x, u = x.masked_fill(drop, 0), u.masked_fill_(drop, 0)
     x = standardize(x) if p.normalize else x
-    return Tile(_drop_tokens(x, p.key_masks, a, b), a, b, p.key_masks), u
+    return Tile(_drop_tokens(x, p.key_masks, a, b), p.order, a, b, p.key_masks), u
 
 
 def store_key_grads(p: Work, a: int, b: int, dk_hat: Tensor, dv: Tensor, out_k: Tensor, out_v: Tensor) -> None:
@@ -129,25 +157,25 @@ def standardize_vjp(x: Tensor, d: Tensor) -> Tensor:
     return (d - d.mean(-1, keepdim=True) - x_hat * (d * x_hat).mean(-1, keepdim=True)) * rstd
 
 
-def accumulate(state: Tensor, tile: Tile, b: Tensor, order: int) -> None:
+def accumulate(state: Tensor, tile: Tile, b: Tensor) -> None:
     """state += phi(x)^T b, for b of (B, Hkv, n, J)."""
-    state.flatten(0, 1).baddbmm_(_features(tile, order).flatten(0, 1), b.flatten(0, 1))
+    state.flatten(0, 1).baddbmm_(tile.phi.flatten(0, 1), b.flatten(0, 1))
 
 
-def read(state: Tensor, tile: Tile, order: int) -> Tensor:
+def read(state: Tensor, tile: Tile) -> Tensor:
     """phi(x) state, (B, Hkv, n, J)."""
-    return _features(tile, order).mT @ state
+    return tile.phi.mT @ state
 
 
-def read_vjp(state: Tensor, tile: Tile, b: Tensor, order: int) -> Tensor:
+def read_vjp(state: Tensor, tile: Tile, b: Tensor) -> Tensor:
     """The gradient of x from that of read(state, x), which is b: J_phi(x)^T (state b)."""
-    return _features_vjp(tile, state @ b.mT, order)
+    return tile.phi_vjp(state @ b.mT)
 
 
 def dense(x: Tile, y: Tile, u: Tensor, p: Work, diagonal: int | None) -> Tensor:
     """f(x y^T) u for a tile of stacked queries x and keys y; query i sees the keys j <= i + diagonal."""
     if p.drops_features:  # then f(x . y) is no function of the dot product, only of the features that are left
-        return _causal(_features(x, p.order).mT @ _features(y, p.order), p, diagonal) @ u
+        return _causal(x.phi.mT @ y.phi, p, diagonal) @ u
     return _causal(similarity(x.x @ y.x.mT, p.order), p, diagonal) @ u
 
 
@@ -155,35 +183,11 @@ def dense_vjp(x: Tile, y: Tile, u: Tensor, w: Tensor, p: Work, diagonal: int | N
     """The gradients of x, y and u from that of dense(x, y, u), which is w."""
     df = _causal(w @ u.mT, p, diagonal)
     if p.drops_features:
-        phi_x, phi_y = _features(x, p.order), _features(y, p.order)
-        f = _causal(phi_x.mT @ phi_y, p, diagonal)
-        return _features_vjp(x, phi_y @ df.mT, p.order), _features_vjp(y, phi_x @ df, p.order), f.mT @ w
+        f = _causal(x.phi.mT @ y.phi, p, diagonal)
+        return x.phi_vjp(y.phi @ df.mT), y.phi_vjp(x.phi @ df), f.mT @ w
     s = x.x @ y.x.mT
     ds = df.mul_(similarity(s, p.order - 1))
     return ds @ y.x, ds.mT @ x.x, _causal(similarity(s, p.order), p, diagonal).mT @ w
-
-
-def _features(tile: Tile, order: int) -> Tensor:
-    """(B, Hkv, F, n)."""
-    return _drop_features(tile, phi(tile.x.mT.contiguous(), order), order)
-
-
-def _features_vjp(tile: Tile, d: Tensor, order: int) -> Tensor:
-    """The gradient of x from that of its features, which it overwrites."""
-    return phi_vjp(tile.x.mT.contiguous(), _drop_features(tile, d, order), order).mT
-
-
-def _drop_features(tile: Tile, features: Tensor, order: int) -> Tensor:
-    """In place; by the masks of each query head where several are stacked."""
-    if tile.masks is None or tile.masks.drops_tokens:
-        return features
-    rows = dropout.dropped_rows(tile.masks.whole.mode, tile.x.shape[-1], order)
-    kept = tile.masks.features(rows, tile.a, tile.b, features.dtype)
-    batch, heads = features.shape[:2]
-    count, tokens = rows.stop - rows.start, tile.b - tile.a
-    kept = kept.view(batch, heads, -1, count, tokens).transpose(2, 3)
-    features[:, :, rows].view(batch, heads, count, -1, tokens).mul_(kept)
-    return features
 
 
 def _drop_tokens(x: Tensor, masks: dropout.Part | None, a: int, b: int) -> Tensor:
