@@ -4,7 +4,7 @@
 
 enum FmType { FM_F32 = 0, FM_F64 = 1, FM_BF16 = 2, FM_F16 = 3 };
 enum FmForm { FM_DENSE = 1, FM_FACTORIZED = 2 };
-enum FmStatus { FM_OK = 0, FM_NO_MEMORY = 1, FM_BAD_TYPE = 2 };
+enum FmStatus { FM_OK = 0, FM_NO_MEMORY = 1 };
 
 // (batch, heads, tokens, channels); strides in elements, that of the channels is 1. No data: the tensor is absent.
 typedef struct {

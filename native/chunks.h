@@ -39,7 +39,10 @@ struct Arena {
   bool allocate() {
     base = next = (char*)aligned_alloc(64, size + 64);
     measuring = false;
-    if (base) memset(base, 0, size + 64);
+    return base != nullptr;
+  }
+  bool allocate_zeros() {
+    if (allocate()) memset(base, 0, size + 64);
     return base != nullptr;
   }
   ~Arena() { free(base); }
@@ -50,17 +53,21 @@ struct Sizes {
   Features<T> features;
   Shape<T> shape;
   int value_dim, chunk;
+  bool wraps;  // rows are continued cyclically: degree 2 shifts them
+  bool packs;  // values are packed where each is used often enough to pay for it
   int64_t x_pitch, u_pitch, dim_pitch;
   Sizes(const FmCall& c, int order)
       : features((int)c.head_dim, (int)c.value_dim + 1, order),
         shape{(int)c.head_dim, (int)c.value_dim + 1, (int)c.order},
         value_dim((int)c.value_dim),
         chunk(choose_chunk(c)),
+        wraps(order == 2),
+        packs(order == 2),
         x_pitch(features.row_pitch()),
         u_pitch(features.head),
         dim_pitch(round_up(c.head_dim, WIDE<T>)) {}
   // A long chunk spares traffic with the state, a short one work in the dense form; a multiple of WIDE in any case.
-  static int choose_chunk(const FmCall& c) { return c.head_dim <= 32 || c.order == 1 ? 64 : 128; }
+  static int choose_chunk(const FmCall& c) { return (c.is_causal && c.head_dim <= 32) || c.order == 1 ? 64 : 128; }
 };
 
 // Keys and values of up to `capacity` tokens. A key that does not count is all zeros, so that it adds nothing anywhere.
@@ -88,37 +95,35 @@ struct KeyChunk {
     const int dim = sizes->shape.dim, value_dim = sizes->value_dim;
     first = begin;
     count = (int)most(0, end - begin);
-    for (int n = 0; n < count; n++) {
-      const int64_t token = h.key_start + begin + n;
-      T *xn = x + n * sizes->x_pitch, *un = u + n * sizes->u_pitch;
-      rstd[n] = 1;
-      if (!counts(h, begin + n)) {
-        memset(xn, 0, sizes->x_pitch * sizeof(T));
-        memset(un, 0, sizes->u_pitch * sizeof(T));
-        continue;
-      }
-      load_row(c.k.data, c.k.type, at(c.k, h.batch, h.key_head, token), dim, xn);
-      if (c.normalize) rstd[n] = standardize(xn, dim, (T)c.eps);
-      if (wrap) wrap_row(xn, dim, sizes->x_pitch);
-      load_row(c.v.data, c.v.type, at(c.v, h.batch, h.key_head, token), value_dim, un);
-      un[value_dim] = 1;
+    const int64_t token = h.key_start + begin;
+    load_rows(c.k.data, c.k.type, at(c.k, h.batch, h.key_head, token), c.k.token_stride, count, dim, x, sizes->x_pitch);
+    load_rows(c.v.data, c.v.type, at(c.v, h.batch, h.key_head, token), c.v.token_stride, count, value_dim, u, sizes->u_pitch);
+    for (int n = 0; n < count; n++) u[n * sizes->u_pitch + value_dim] = 1;
+    for (int n = 0; c.mask && n < count; n++) {
+      if (counts(h, begin + n)) continue;
+      memset(x + n * sizes->x_pitch, 0, sizes->x_pitch * sizeof(T));
+      memset(u + n * sizes->u_pitch, 0, sizes->u_pitch * sizeof(T));
     }
+    if (c.normalize) standardize_rows(x, sizes->x_pitch, count, dim, (T)c.eps, (T)1, rstd);
+    for (int n = 0; wrap && n < count; n++) wrap_row(x + n * sizes->x_pitch, dim, sizes->x_pitch);
   }
-  void pack_values() { pack(u, sizes->u_pitch, count, sizes->shape.columns, packed); }
-  Keys<T> dense() const { return {x, sizes->x_pitch, u, sizes->u_pitch, packed, count}; }
+  void pack_values() {
+    if (sizes->packs) pack(u, sizes->u_pitch, count, sizes->shape.columns, packed);
+  }
+  const T* packed_values() const { return sizes->packs ? packed : nullptr; }
+  Keys<T> dense() const { return {x, sizes->x_pitch, u, sizes->u_pitch, packed_values(), count}; }
 
   // d_x holds the gradients of the standardized keys; both are overwritten.
   void store_grads(const Head& h, T* d_x, int64_t d_x_pitch, const T* d_v, int64_t d_v_pitch) const {
     const FmCall& c = *h.call;
     const int dim = sizes->shape.dim, value_dim = sizes->value_dim;
+    if (c.normalize) standardize_rows_vjp(d_x, d_x_pitch, x, sizes->x_pitch, rstd, count, dim);
     for (int n = 0; n < count; n++) {
       T* dn = d_x + n * d_x_pitch;
       const T* vn = d_v + n * d_v_pitch;
       if (!counts(h, first + n)) {
         memset(dn, 0, dim * sizeof(T));
         vn = nullptr;
-      } else if (c.normalize) {
-        standardize_vjp(dn, x + n * sizes->x_pitch, rstd[n], dim);
       }
       const int64_t token = h.key_start + first + n;
       store_row(dn, dim, c.d_k.data, c.d_k.type, at(c.d_k, h.batch, h.key_head, token));
@@ -136,8 +141,8 @@ template <class T>
 struct QueryChunk {
   static constexpr int W = WIDE<T>;
   const Sizes<T>* sizes;
-  T *x, *columns, *out;                                      // out: [sub][columns][W]
-  T *hat, *rstd, *w, *w_columns, *packed, *d_x, *d_rows;     // only for gradients
+  T *x, *columns, *out, *rstd;                          // out: [sub][columns][W]
+  T *hat, *w, *w_columns, *packed, *d_x, *d_rows;     // only for gradients
   int64_t first = 0, head = 0;
   int count = 0, subs = 0;
   T scale = 1;
@@ -147,10 +152,10 @@ struct QueryChunk {
     x = arena.take<T>(capacity * s.x_pitch);
     columns = arena.take<T>(capacity * s.shape.dim);
     out = arena.take<T>(capacity * s.shape.columns);
+    rstd = arena.take<T>(capacity);
     d_rows = arena.take<T>(W * most(s.u_pitch, s.dim_pitch));
     if (!grads) return;
     hat = arena.take<T>(capacity * s.dim_pitch);
-    rstd = arena.take<T>(capacity);
     w = arena.take<T>(capacity * s.u_pitch);
     w_columns = arena.take<T>(capacity * s.shape.columns);
     packed = arena.take<T>(capacity * s.shape.columns);
@@ -169,22 +174,18 @@ struct QueryChunk {
     first = begin;
     count = (int)most(0, end - begin);
     subs = (count + W - 1) / W;
-    for (int n = 0; n < subs * W; n++) {
+    load_rows(c.q.data, c.q.type, at(c.q, h.batch, head, h.query_start + begin), c.q.token_stride, count, dim, x,
+              sizes->x_pitch);
+    for (int n = 0; grads && n < count; n++) load_output_grad(h, n);
+    for (int n = count; n < subs * W; n++) {  // fills the last sub-chunk; w is zero there, so it adds nothing
+      memset(x + n * sizes->x_pitch, 0, sizes->x_pitch * sizeof(T));
+      if (grads) memset(w + n * sizes->u_pitch, 0, sizes->u_pitch * sizeof(T));
+    }
+    if (c.normalize) standardize_rows(x, sizes->x_pitch, count, dim, (T)c.eps, grads ? (T)1 : scale, rstd);
+    for (int n = 0; n < count; n++) {
       T* xn = x + n * sizes->x_pitch;
-      if (n >= count) {  // fills the last sub-chunk; w is zero there, so it adds nothing
-        memset(xn, 0, sizes->x_pitch * sizeof(T));
-        if (grads) memset(w + n * sizes->u_pitch, 0, sizes->u_pitch * sizeof(T));
-        continue;
-      }
-      load_row(c.q.data, c.q.type, at(c.q, h.batch, head, h.query_start + begin + n), dim, xn);
-      T r = 1;
-      if (c.normalize) r = standardize(xn, dim, (T)c.eps);
-      if (grads) {
-        memcpy(hat + n * sizes->dim_pitch, xn, dim * sizeof(T));
-        rstd[n] = r;
-        load_output_grad(h, n);
-      }
-      for (int i = 0; i < dim; i++) xn[i] *= scale;
+      if (grads) memcpy(hat + n * sizes->dim_pitch, xn, dim * sizeof(T));
+      if (grads || !c.normalize) multiply_row(xn, scale, dim);
       if (wrap) wrap_row(xn, dim, sizes->x_pitch);
     }
     for (int s = 0; s < subs; s++) {
@@ -205,7 +206,7 @@ struct QueryChunk {
       const T inverse = 1 / g;
       load_row(c.d_o.data, c.d_o.type, at(c.d_o, h.batch, head, token), value_dim, wn);
       load_row(c.o.data, c.o.type, at(c.o, h.batch, head, token), value_dim, o);
-      for (int j = 0; j < value_dim; j++) wn[j] *= inverse;
+      multiply_row(wn, inverse, value_dim);
       wn[value_dim] = -dot(wn, o, value_dim);
     }
     if (c.d_g.data) {
@@ -214,7 +215,10 @@ struct QueryChunk {
       wn[value_dim] += extra;
     }
   }
-  void pack_grads() { pack(w, sizes->u_pitch, count, sizes->shape.columns, packed); }
+  void pack_grads() {
+    if (sizes->packs) pack(w, sizes->u_pitch, count, sizes->shape.columns, packed);
+  }
+  const T* packed_grads() const { return sizes->packs ? packed : nullptr; }
 
   // Equation 19: o = f / g; zero where no key is left, which makes g exactly zero.
   void store_outputs(const Head& h) {
@@ -223,15 +227,18 @@ struct QueryChunk {
     for (int s = 0; s < subs; s++) {
       T *f = out_of(s), *g = f + (int64_t)value_dim * W, inverse[W];
       for (int w = 0; w < W; w++) inverse[w] = g[w] == 0 ? 0 : 1 / g[w];
-      for (int j = 0; j < value_dim; j++)
-        for (int w = 0; w < W; w++) f[j * W + w] *= inverse[w];
-      to_rows(f, value_dim, d_rows, sizes->u_pitch);
+      const Vec<T> low = load(inverse), high = load(inverse + W / 2);
+      for (T* fj = f; fj < g; fj += W) store(fj, load(fj) * low), store(fj + W / 2, load(fj + W / 2) * high);
       const int rows = (int)least(W, count - s * W);
-      for (int w = 0; w < rows; w++) {
-        const int64_t token = h.query_start + first + s * W + w;
-        ((T*)c.g.data)[at(c.g, h.batch, head, token)] = g[w];
-        store_row(d_rows + w * sizes->u_pitch, value_dim, c.o.data, c.o.type, at(c.o, h.batch, head, token));
+      const int64_t token = h.query_start + first + s * W, o = at(c.o, h.batch, head, token);
+      for (int w = 0; w < rows; w++) ((T*)c.g.data)[at(c.g, h.batch, head, token + w)] = g[w];
+      if (rows == W && c.o.type == (sizeof(T) == sizeof(float) ? FM_F32 : FM_F64)) {
+        to_rows(f, value_dim, (T*)c.o.data + o, c.o.token_stride);
+        continue;
       }
+      to_rows(f, value_dim, d_rows, sizes->u_pitch);
+      for (int w = 0; w < rows; w++)
+        store_row(d_rows + w * sizes->u_pitch, value_dim, c.o.data, c.o.type, o + w * c.o.token_stride);
     }
   }
   // From the gradients of x in d_x to those of the raw queries; returns that of the head's scale.
@@ -243,11 +250,16 @@ struct QueryChunk {
       to_rows(d_x_of(s), dim, d_rows, sizes->dim_pitch);
       const int rows = (int)least(W, count - s * W);
       for (int w = 0; w < rows; w++) {
+        T* dn = d_rows + w * sizes->dim_pitch;
+        if (c.d_head_scale) d_scale += dot(dn, hat + (s * W + w) * sizes->dim_pitch, dim);
+        multiply_row(dn, scale, dim);
+      }
+      if (c.normalize)
+        standardize_rows_vjp(d_rows, sizes->dim_pitch, hat + s * W * sizes->dim_pitch, sizes->dim_pitch, rstd + s * W, rows,
+                             dim);
+      for (int w = 0; w < rows; w++) {
         const int n = s * W + w;
-        T *dn = d_rows + w * sizes->dim_pitch, *hn = hat + n * sizes->dim_pitch;
-        if (c.d_head_scale) d_scale += dot(dn, hn, dim);
-        for (int i = 0; i < dim; i++) dn[i] *= scale;
-        if (c.normalize) standardize_vjp(dn, hn, rstd[n], dim);
+        const T* dn = d_rows + w * sizes->dim_pitch;
         store_row(dn, dim, c.d_q.data, c.d_q.type, at(c.d_q, h.batch, head, h.query_start + first + n));
       }
     }

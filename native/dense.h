@@ -36,7 +36,7 @@ FM_INLINE void similarity(Vec<T> (&s)[R][2], int order) {
     similarity_of<T, R>(s, Int<4>{});
 }
 
-// Keys and values as rows, and the values packed for products whose rows are value columns.
+// Keys and values as rows, and the values packed, or null: then they are used as rows.
 template <class T>
 struct Keys {
   const T* x;
@@ -96,17 +96,17 @@ void weighted_sum(const Shape<T>& shape, const Keys<T>& keys, const T* weights, 
   constexpr int W = WIDE<T>;
   const int count = visible<T>(keys.count, ahead);
   const Tiles tiles(shape.columns);
-  const T* a = keys.packed;
+  const T* a = keys.packed ? keys.packed : keys.u;
   for (int t = 0; t < tiles.count; t++) {
     T* o = out + tiles.start(t) * W;
     with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
       constexpr int n = decltype(R)::value;
       Vec<T> acc[n][2];
-      load_tile<T, n>(acc, o, W);
-      multiply<T, n>(acc, a, n, 1, weights, W, count);
-      store_tile<T, n>(acc, o, W);
+      clear<T, n>(acc);
+      multiply<T, n>(acc, a, keys.packed ? n : keys.u_pitch, 1, weights, W, count);
+      add_tile<T, n>(acc, o, W);
     });
-    a += (int64_t)tiles.rows(t) * keys.count;
+    a += keys.packed ? (int64_t)tiles.rows(t) * keys.count : tiles.rows(t);
   }
 }
 
@@ -146,9 +146,9 @@ void query_grads(const Shape<T>& shape, const Keys<T>& keys, const T* grads, int
     with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
       constexpr int n = decltype(R)::value;
       Vec<T> acc[n][2];
-      load_tile<T, n>(acc, o, W);
+      clear<T, n>(acc);
       multiply<T, n>(acc, keys.x + tiles.start(t), keys.x_pitch, 1, grads, W, count);
-      store_tile<T, n>(acc, o, W);
+      add_tile<T, n>(acc, o, W);
     });
   }
 }
@@ -166,11 +166,11 @@ void key_grads(int count, int64_t ahead, const T* m, int64_t stride, int subs, c
       with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
         constexpr int n = decltype(R)::value;
         Vec<T> acc[n][2];
-        load_tile<T, n>(acc, out + first * out_pitch + c, out_pitch);
+        clear<T, n>(acc);
         for (int64_t sub = 0; sub < subs; sub++)
           if (visible<T>(count, ahead + sub * W) > first)
             multiply<T, n>(acc, m + sub * stride + first * W, 1, W, rows + sub * W * pitch + c, pitch, W);
-        store_tile<T, n>(acc, out + first * out_pitch + c, out_pitch);
+        add_tile<T, n>(acc, out + first * out_pitch + c, out_pitch);
       });
     }
 }

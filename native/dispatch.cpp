@@ -1,6 +1,8 @@
 // The exported functions: picks the best level that this processor runs, and hands calls to its kernels.
 #include "api.h"
-#include <string.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #define FM_EXPORT extern "C" __attribute__((visibility("default")))
 #define FM_DECLARE(level) namespace level { extern const FmKernels kernels; }
@@ -65,3 +67,14 @@ FM_EXPORT int fm_step(int64_t level, const FmStep* call, const FmPool* pool) {
   return levels(&count)[level].kernels->step(call, pool);
 }
 FM_EXPORT int64_t fm_call_size() { return sizeof(FmCall); }
+
+// Asks for huge pages for a large buffer that is about to be filled, as NumPy does for its arrays: the page faults of a
+// fresh output can take longer than an attention of order 1.
+FM_EXPORT void fm_huge_pages(void* data, int64_t bytes) {
+#if defined(__linux__)
+  const uintptr_t page = 4096, begin = ((uintptr_t)data + page - 1) / page * page, end = ((uintptr_t)data + bytes) / page * page;
+  if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
+}

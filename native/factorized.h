@@ -38,12 +38,13 @@ struct Factorized {
   }
 
   void add_keys(T* state) {
-    accumulate(sizes.features, state, keys.x, sizes.x_pitch, keys.u, sizes.u_pitch, keys.packed, keys.count, panel);
+    accumulate(sizes.features, state, keys.x, sizes.x_pitch, keys.u, sizes.u_pitch, keys.packed_values(), keys.count,
+               panel);
   }
   void add_queries(T* state) {
     queries.pack_grads();
-    accumulate(sizes.features, state, queries.x, sizes.x_pitch, queries.w, sizes.u_pitch, queries.packed, queries.count,
-               panel);
+    accumulate(sizes.features, state, queries.x, sizes.x_pitch, queries.w, sizes.u_pitch, queries.packed_grads(),
+               queries.count, panel);
   }
 
   // state += the keys begin:end, or, for the keys' gradients, the queries.
@@ -52,11 +53,11 @@ struct Factorized {
       const int64_t b = least(end, a + sizes.chunk);
       if (pass == Pass::key_grads) {
         for (int64_t g = 0; g < h.groups && a < h.queries; g++) {
-          queries.load_tokens(h, g, a, least(b, h.queries), true, true);
+          queries.load_tokens(h, g, a, least(b, h.queries), true, sizes.wraps);
           add_queries(state);
         }
       } else if (a < h.keys) {
-        keys.load_tokens(h, a, least(b, h.keys), true);
+        keys.load_tokens(h, a, least(b, h.keys), sizes.wraps);
         keys.pack_values();
         add_keys(state);
       }
@@ -85,7 +86,7 @@ struct Factorized {
   void walk(const Head& h, int64_t begin, int64_t end, T* state, bool empty, bool keep) {
     for (int64_t a = begin; a < end; a += sizes.chunk) {
       const int64_t b = least(end, a + sizes.chunk);
-      keys.load_tokens(h, a, least(b, h.keys), true);
+      keys.load_tokens(h, a, least(b, h.keys), sizes.wraps);
       keys.pack_values();
       for (int64_t g = 0; g < h.groups && a < h.queries; g++) {
         queries.load_tokens(h, g, a, least(b, h.queries), pass == Pass::query_grads, false);
@@ -104,7 +105,7 @@ struct Factorized {
       keys.load_tokens(h, a, least(b, h.keys), false);
       read_key_grads(empty ? nullptr : state);
       for (int64_t g = 0; g < h.groups && a < least(b, h.queries); g++) {
-        queries.load_tokens(h, g, a, least(b, h.queries), true, true);
+        queries.load_tokens(h, g, a, least(b, h.queries), true, sizes.wraps);
         dense_key_grads();
         if (a == begin && !keep) continue;
         add_queries(state);

@@ -21,14 +21,14 @@ template <class T>
 struct Features {
   static constexpr int W = WIDE<T>;
   int dim, columns, order;
-  int blocks;
+  int blocks, linear;  // blocks in all, and of degree 1: these come first
   int64_t head;  // the constant feature lies in front of the blocks
   int64_t size;
   int group;     // blocks that are read together: their part of the state stays in the first-level cache
 
   Features(int dim, int columns, int order) : dim(dim), columns(columns), order(order) {
     const int across = (dim + W - 1) / W;
-    blocks = across;
+    blocks = linear = across;
     if (order == 2) blocks += (dim - 1) / 2 * across + across + (dim % 2 == 0 ? (dim / 2 + W - 1) / W : 0);
     head = round_up(columns, W);
     size = head + (int64_t)blocks * columns * W;
@@ -37,7 +37,7 @@ struct Features {
   int64_t row_pitch() const { return round_up(round_up(dim, W) + dim / 2 + W, W); }  // of a token and its shifted copies
 
   Block block(int b) const {
-    const int across = (dim + W - 1) / W;
+    const int across = linear;
     const int shift = b / across - 1, first = b % across * W;
     const int length = shift > 0 && 2 * shift == dim ? dim / 2 : dim;
     return {shift, first, (int)least(W, length - first)};
@@ -52,18 +52,20 @@ void wrap_row(T* x, int dim, int64_t pitch) {
   for (int64_t i = dim; i < pitch; i++) x[i] = x[i - dim];
 }
 
-// [tokens][columns] to panels [tile][tokens][rows of the tile].
+// [tokens][columns] to panels [tile][tokens][rows of the tile], so that a tile walks through memory in order.
 template <class T>
 void pack(const T* u, int64_t pitch, int tokens, int columns, T* out) {
   const Tiles tiles(columns);
   for (int t = 0; t < tiles.count; t++) {
-    const int start = tiles.start(t), rows = tiles.rows(t);
-    for (int n = 0; n < tokens; n++, out += rows)
-      for (int r = 0; r < rows; r++) out[r] = u[n * pitch + start + r];
+    const T* from = u + tiles.start(t);
+    with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
+      constexpr int n = decltype(R)::value;
+      for (int i = 0; i < tokens; i++, out += n) memcpy(out, from + i * pitch, n * sizeof(T));
+    });
   }
 }
 
-// state += phi(x)^T u. The sum over the tokens is taken by itself first: two levels keep fp32 sums over long sequences exact.
+// state += phi(x)^T u. `packed` is u packed, or null: then u is used as it is.
 template <class T>
 void accumulate(const Features<T>& f, T* state, const T* x, int64_t x_pitch, const T* u, int64_t u_pitch, const T* packed,
                 int tokens, T* panel) {
@@ -89,7 +91,7 @@ void accumulate(const Features<T>& f, T* state, const T* x, int64_t x_pitch, con
       phi = panel, step = W;
     }
     T* s = f.of_block(state, i);
-    const T* a = packed;
+    const T* a = packed ? packed : u;
     for (int t = 0; t < tiles.count; t++) {
       const int rows = tiles.rows(t);
       for (int r = 0; r < rows; r++) __builtin_prefetch(s + r * W, 1);
@@ -97,15 +99,11 @@ void accumulate(const Features<T>& f, T* state, const T* x, int64_t x_pitch, con
         constexpr int n = decltype(R)::value;
         Vec<T> acc[n][2];
         clear<T, n>(acc);
-        multiply<T, n>(acc, a, n, 1, phi, step, tokens);
-        Vec<T> old[n][2];
-        load_tile<T, n>(old, s, W);
-#pragma GCC unroll 16
-        for (int r = 0; r < n; r++) acc[r][0] += old[r][0], acc[r][1] += old[r][1];
-        store_tile<T, n>(acc, s, W);
+        multiply<T, n>(acc, a, packed ? n : u_pitch, 1, phi, step, tokens);
+        add_tile<T, n>(acc, s, W);
       });
       s += rows * W;
-      a += (int64_t)rows * tokens;
+      a += packed ? (int64_t)rows * tokens : rows;
     }
   }
 }
@@ -118,25 +116,18 @@ void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, in
     for (int j = 0; j < columns; j++)
       for (int h = 0; h < W; h += L) store(out + (sub * f.columns + j) * W + h, broadcast(state[j]));
   const Tiles tiles(columns);
-  for (int i = 0; i < f.blocks; i += f.group) {
-    const int stop = (int)least(i + f.group, f.blocks);
+  for (int i = 0, stop; i < f.blocks; i = stop) {
+    stop = (int)least(i + f.group, i < f.linear ? f.linear : f.blocks);
     for (int64_t sub = 0; sub < subs; sub++) {
       const T* xs = x + sub * f.dim * W;
       T* p = panel;
-      for (int b = i; b < stop; b++) {
+      for (int b = most(i, f.linear); b < stop; b++) {
         const Block block = f.block(b);
+        const T scale = block.shift ? (T)1 : (T)ROOT_HALF;
         for (int lane = 0; lane < block.lanes; lane++, p += W) {
-          const T* left = xs + (block.first + lane) * W;
-          if (block.shift < 0) {
-            store(p, load(left)), store(p + L, load(left + L));
-          } else if (block.shift == 0) {
-            const Vec<T> a = load(left), c = load(left + L);
-            store(p, a * a * (T)ROOT_HALF), store(p + L, c * c * (T)ROOT_HALF);
-          } else {
-            const int other = block.first + lane + block.shift;
-            const T* right = xs + (other < f.dim ? other : other - f.dim) * W;
-            store(p, load(left) * load(right)), store(p + L, load(left + L) * load(right + L));
-          }
+          const int other = block.first + lane + block.shift;
+          const T *left = xs + (block.first + lane) * W, *right = xs + (other < f.dim ? other : other - f.dim) * W;
+          store(p, scale * load(left) * load(right)), store(p + L, scale * load(left + L) * load(right + L));
         }
       }
       for (int t = 0; t < tiles.count; t++) {
@@ -144,14 +135,14 @@ void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, in
         with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
           constexpr int n = decltype(R)::value;
           Vec<T> acc[n][2];
-          load_tile<T, n>(acc, o, W);
-          const T* phi = panel;
+          clear<T, n>(acc);
+          const T* phi = i < f.linear ? xs + i * W * W : panel;
           for (int b = i; b < stop; b++) {
             const int lanes = f.block(b).lanes;
             multiply<T, n>(acc, f.of_block(state, b) + tiles.start(t) * W, 1, W, phi, W, lanes);
             phi += lanes * W;
           }
-          store_tile<T, n>(acc, o, W);
+          add_tile<T, n>(acc, o, W);
         });
       }
     }

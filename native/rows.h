@@ -1,7 +1,7 @@
-// Rows of tokens: conversion from and to the tensors' types, standardization and its gradient, transposition.
+// Rows of tokens: conversion from and to the tensors' types, standardization and its gradient.
 #pragma once
 #include "api.h"
-#include "vec.h"
+#include "shuffle.h"
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
@@ -72,6 +72,23 @@ void load_row(const void* from, int64_t type, int64_t offset, int n, T* to) {
   }
 }
 
+// `count` rows that lie `stride` apart. The usual case, no conversion, is a loop of vector copies.
+template <class T>
+void load_rows(const void* from, int64_t type, int64_t offset, int64_t stride, int count, int n, T* to, int64_t pitch) {
+  constexpr int L = LANES<T>;
+  const bool same = type == (sizeof(T) == sizeof(float) ? FM_F32 : FM_F64);
+  for (int r = 0; r < count; r++, offset += stride, to += pitch) {
+    if (!same) {
+      load_row(from, type, offset, n, to);
+      continue;
+    }
+    const T* p = (const T*)from + offset;
+    int i = 0;
+    for (; i + L <= n; i += L) store(to + i, load(p + i));
+    for (; i < n; i++) to[i] = p[i];
+  }
+}
+
 template <class T>
 void store_row(const T* from, int n, void* to, int64_t type, int64_t offset) {
   if (type == FM_F32) {
@@ -97,60 +114,125 @@ void store_row(const T* from, int n, void* to, int64_t type, int64_t offset) {
   }
 }
 
+FM_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
+FM_INLINE double square_root(double x) { return __builtin_sqrt(x); }
+
 template <class T>
-T sum(const T* x, int n) {
+FM_INLINE T sum(const T* x, int n) {
   constexpr int L = LANES<T>;
-  Vec<T> a{};
+  Vec<T> a{}, b{};
   int i = 0;
+  for (; i + 2 * L <= n; i += 2 * L) a += load(x + i), b += load(x + i + L);
   for (; i + L <= n; i += L) a += load(x + i);
-  T total = horizontal_sum<T>(a);
+  T total = horizontal_sum<T>(a + b);
   for (; i < n; i++) total += x[i];
   return total;
 }
 template <class T>
-T dot(const T* x, const T* y, int n) {
+FM_INLINE T dot(const T* x, const T* y, int n) {
   constexpr int L = LANES<T>;
-  Vec<T> a{};
+  Vec<T> a{}, b{};
   int i = 0;
+  for (; i + 2 * L <= n; i += 2 * L) a += load(x + i) * load(y + i), b += load(x + i + L) * load(y + i + L);
   for (; i + L <= n; i += L) a += load(x + i) * load(y + i);
-  T total = horizontal_sum<T>(a);
+  T total = horizontal_sum<T>(a + b);
   for (; i < n; i++) total += x[i] * y[i];
   return total;
 }
-FM_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
-FM_INLINE double square_root(double x) { return __builtin_sqrt(x); }
 
-// Equations 5-6, in place. Returns 1 / std. The first channel is taken off so that a constant token becomes exact zeros.
 template <class T>
-T standardize(T* x, int n, T eps) {
-  const T first = x[0];
-  for (int i = 0; i < n; i++) x[i] -= first;
-  const T mean = sum(x, n) / n;
-  for (int i = 0; i < n; i++) x[i] -= mean;
-  const T rstd = 1 / square_root(dot(x, x, n) / n + eps);
-  for (int i = 0; i < n; i++) x[i] *= rstd;
+FM_INLINE void multiply_row(T* x, T by, int n) {
+  constexpr int L = LANES<T>;
+  int i = 0;
+  for (; i + L <= n; i += L) store(x + i, load(x + i) * by);
+  for (; i < n; i++) x[i] *= by;
+}
+
+// Equations 5-6, in place, times `factor`, for rows of n channels; 1 / std goes to `rstd`. The first channel is taken off so
+// that a constant token becomes exact zeros. LANES rows at a time: their sums, divisions and roots are then vectors too,
+// where those of a single row are one long chain.
+template <class T>
+void standardize_rows(T* x, int64_t pitch, int count, int n, T eps, T factor, T* rstd) {
+  constexpr int L = LANES<T>;
+  for (int begin = 0; begin < count; begin += L) {
+    const int rows = (int)least(L, count - begin);
+    Vec<T> part[L];
+    T mean[L], scale[L];
+    for (int r = 0; r < L; r++) {
+      part[r] = Vec<T>{};
+      if (r >= rows) continue;
+      T *row = x + (begin + r) * pitch, first = row[0], rest = 0;
+      Vec<T> a{};
+      int i = 0;
+      for (; i + L <= n; i += L) {
+        const Vec<T> y = load(row + i) - first;
+        a += y;
+        store(row + i, y);
+      }
+      for (; i < n; i++) rest += row[i] -= first;
+      a[0] += rest;
+      part[r] = a;
+    }
+    store(mean, sums<T>(part) / (T)n);
+    for (int r = 0; r < L; r++) {
+      part[r] = Vec<T>{};
+      if (r >= rows) continue;
+      T *row = x + (begin + r) * pitch, rest = 0;
+      const T middle = mean[r];
+      Vec<T> a{};
+      int i = 0;
+      for (; i + L <= n; i += L) {
+        const Vec<T> y = load(row + i) - middle;
+        a += y * y;
+        store(row + i, y);
+      }
+      for (; i < n; i++) row[i] -= middle, rest += row[i] * row[i];
+      a[0] += rest;
+      part[r] = a;
+    }
+    store(scale, sums<T>(part) / (T)n + eps);
+    for (int r = 0; r < L; r++) scale[r] = 1 / square_root(scale[r]);
+    for (int r = 0; r < rows; r++) {
+      rstd[begin + r] = scale[r];
+      multiply_row(x + (begin + r) * pitch, scale[r] * factor, n);
+    }
+  }
+}
+template <class T>
+T standardize(T* x, int n, T eps, T factor) {
+  T rstd;
+  standardize_rows(x, n, 1, n, eps, factor, &rstd);
   return rstd;
 }
 
-// In place: the gradient of the raw token from that of the standardized one, x.
+// In place: the gradients of raw tokens from those of the standardized ones, x.
 template <class T>
-void standardize_vjp(T* d, const T* x, T rstd, int n) {
-  const T mean = sum(d, n) / n, along = dot(d, x, n) / n;
-  for (int i = 0; i < n; i++) d[i] = (d[i] - mean - x[i] * along) * rstd;
-}
-
-// [WIDE tokens][n] <-> [n][WIDE tokens]
-template <class T>
-void to_columns(const T* rows, int64_t pitch, int n, T* out) {
-  constexpr int W = WIDE<T>;
-  for (int i = 0; i < n; i++)
-    for (int w = 0; w < W; w++) out[i * W + w] = rows[w * pitch + i];
-}
-template <class T>
-void to_rows(const T* columns, int n, T* out, int64_t pitch) {
-  constexpr int W = WIDE<T>;
-  for (int w = 0; w < W; w++)
-    for (int i = 0; i < n; i++) out[w * pitch + i] = columns[i * W + w];
+void standardize_rows_vjp(T* d, int64_t d_pitch, const T* x, int64_t x_pitch, const T* rstd, int count, int n) {
+  constexpr int L = LANES<T>;
+  for (int begin = 0; begin < count; begin += L) {
+    const int rows = (int)least(L, count - begin);
+    Vec<T> total[L], along[L];
+    T mean[L], slope[L];
+    for (int r = 0; r < L; r++) {
+      total[r] = along[r] = Vec<T>{};
+      if (r >= rows) continue;
+      const T *dr = d + (begin + r) * d_pitch, *xr = x + (begin + r) * x_pitch;
+      Vec<T> a{}, b{};
+      int i = 0;
+      for (; i + L <= n; i += L) a += load(dr + i), b += load(dr + i) * load(xr + i);
+      for (; i < n; i++) a[0] += dr[i], b[0] += dr[i] * xr[i];
+      total[r] = a, along[r] = b;
+    }
+    store(mean, sums<T>(total) / (T)n);
+    store(slope, sums<T>(along) / (T)n);
+    for (int r = 0; r < rows; r++) {
+      T* dr = d + (begin + r) * d_pitch;
+      const T *xr = x + (begin + r) * x_pitch, middle = mean[r], lean = slope[r], scale = rstd[begin + r];
+      int i = 0;
+      for (; i + L <= n; i += L) store(dr + i, (load(dr + i) - middle - load(xr + i) * lean) * scale);
+      for (; i < n; i++) dr[i] = (dr[i] - middle - xr[i] * lean) * scale;
+    }
+  }
 }
 
 }  // namespace FM_LEVEL

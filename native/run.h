@@ -4,7 +4,6 @@
 // number depends on the number of threads at most, never on which of them does what.
 #pragma once
 #include <atomic>
-#include <new>
 
 #include "factorized.h"
 #include "whole.h"
@@ -102,13 +101,15 @@ struct Run {
   // The passes of the factorized form: sum each segment, combine, use. `from` and `to` are public states or null.
   bool factorized(Pass pass, const void* from, void* to, double* d_scale) {
     const int64_t count = segments(), groups = call.query_heads / call.key_heads;
-    if (call.order > 2) return true;
+    bool any = false;
+    for (int64_t i = 0; i < heads(); i += call.key_heads) any = any || !is_dense(i);
+    if (!any) return true;
     const Sizes<T> sizes(call, (int)call.order);
     const int64_t size = round_up(sizes.features.size, 64);
     const bool reverse = pass == Pass::key_grads;
     Arena shared;
     shared.take<T>(heads() * (count + 1) * size);
-    if (count > 1 && !shared.allocate()) return false;
+    if (count > 1 && !shared.allocate_zeros()) return false;
     auto total_of = [&](int64_t i) { return (T*)shared.base + i * (count + 1) * size; };
     auto state_of = [&](int64_t i, int64_t part) { return total_of(i) + (1 + part) * size; };
     auto tokens = [&](const Head& h, bool summed) {
@@ -218,7 +219,7 @@ struct Run {
     const int64_t x_size = most_keys * sizes.dim_pitch, u_size = most_keys * sizes.u_pitch;
     Arena shared;
     shared.take<T>(heads() * count * (x_size + u_size));
-    if (grads && count > 1 && !shared.allocate()) return false;
+    if (grads && count > 1 && !shared.allocate_zeros()) return false;
     struct Mine {
       Whole<T> work;
       T *d_x, *d_u;

@@ -78,7 +78,7 @@ struct Step {
     if (heads == 0) return FM_OK;
     Arena shared;
     shared.take<T>(heads * parts * groups * pitch);
-    if (!shared.allocate()) return FM_NO_MEMORY;
+    if (!shared.allocate_zeros()) return FM_NO_MEMORY;
     T* sums = shared.take<T>(heads * parts * groups * pitch);
     auto setup = [&](std::atomic<bool>& failed, const auto& run) {
       Arena arena;
@@ -108,7 +108,7 @@ struct Step {
     const bool counts = !call.mask || call.mask[b * call.key_heads + h];
     if (counts) {
       load_row(call.k.data, call.k.type, at(call.k, b, h, 0), dim, mine.x);
-      if (call.normalize) standardize(mine.x, dim, (T)call.eps);
+      if (call.normalize) standardize(mine.x, dim, (T)call.eps, (T)1);
       public_features(mine.x, dim, (int)call.order, mine.k);
       load_row(call.v.data, call.v.type, at(call.v, b, h, 0), columns - 1, mine.u);
       mine.u[columns - 1] = 1;
@@ -117,7 +117,7 @@ struct Step {
       const int64_t head = h * groups + g;
       const T scale = (T)(call.head_scale ? call.scale * call.head_scale[head] : call.scale);
       load_row(call.q.data, call.q.type, at(call.q, b, head, 0), dim, mine.x);
-      if (call.normalize) standardize(mine.x, dim, (T)call.eps);
+      if (call.normalize) standardize(mine.x, dim, (T)call.eps, (T)1);
       for (int i = 0; i < dim; i++) mine.x[i] *= scale;
       public_features(mine.x, dim, (int)call.order, mine.q + g * features);
     }

@@ -47,15 +47,6 @@ template <class T>
 FM_INLINE Vec<T> broadcast(T x) {
   return x - Vec<T>{};
 }
-template <class T>
-FM_INLINE T horizontal_sum(Vec<T> x) {
-  T parts[LANES<T>];
-  memcpy(parts, &x, sizeof x);
-  for (int n = LANES<T> / 2; n; n /= 2)
-    for (int i = 0; i < n; i++) parts[i] += parts[i + n];
-  return parts[0];
-}
-
 FM_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 FM_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 FM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -104,10 +95,14 @@ FM_INLINE void clear(Vec<T> (&acc)[R][2]) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = Vec<T>{};
 }
+// p += acc. Sums are taken from zero over some dozen terms and then added: two levels lose less to rounding than one.
 template <class T, int R>
-FM_INLINE void load_tile(Vec<T> (&acc)[R][2], const T* p, ptrdiff_t pitch) {
+FM_INLINE void add_tile(Vec<T> (&acc)[R][2], T* p, ptrdiff_t pitch) {
 #pragma GCC unroll 16
-  for (int r = 0; r < R; r++) acc[r][0] = load(p + r * pitch), acc[r][1] = load(p + r * pitch + LANES<T>);
+  for (int r = 0; r < R; r++) {
+    store(p + r * pitch, load(p + r * pitch) + acc[r][0]);
+    store(p + r * pitch + LANES<T>, load(p + r * pitch + LANES<T>) + acc[r][1]);
+  }
 }
 template <class T, int R>
 FM_INLINE void store_tile(const Vec<T> (&acc)[R][2], T* p, ptrdiff_t pitch) {

@@ -64,7 +64,9 @@ def everything(
 
 
 def in_fp64(p: Problem) -> Problem:
-    wide = {name: None if x is None else x.double() for name, x in (("head_scale", p.head_scale), ("state_in", p.state_in))}
+    wide = {
+        name: None if x is None else x.double() for name, x in (("head_scale", p.head_scale), ("state_in", p.state_in))
+    }
     return replace(p, q=p.q.double(), k=p.k.double(), v=p.v.double(), out_dtype=torch.float64, **wide)
 
 
@@ -139,7 +141,9 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @settings(max_examples=150)
-@given(p=problems(), form=st.sampled_from([None, *FORMS]), workers=st.integers(1, 3), has=st.tuples(*[st.booleans()] * 3))
+@given(
+    p=problems(), form=st.sampled_from([None, *FORMS]), workers=st.integers(1, 3), has=st.tuples(*[st.booleans()] * 3)
+)
 def test_any_problem(p: Problem, form: str | None, workers: int, has: tuple[bool, bool, bool]) -> None:
     grads = OutputGrads(*(x if wanted else None for x, wanted in zip(output_grads(p), has, strict=True)))
     with threads(workers):
@@ -187,18 +191,16 @@ def test_half_and_mixed_types(qk: torch.dtype, values: torch.dtype, out: torch.d
 def test_half_types_convert_as_torch_does(dtype: torch.dtype) -> None:
     """Every bit pattern goes in, and values between all neighbours come out, as a copy by torch would."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
-    finite = every[every.isfinite()].reshape(1, 1, -1, 1)
+    finite = every[every.isfinite()]
+    near = finite.float().sort().values
+    ties = near[:-1] / 2 + near[1:] / 2
+    between = torch.cat([near, ties, near * 1.0001, torch.tensor([7e4])])
     query = torch.zeros(1, 1, 1, 1)
     for level in native.levels():
-        for v in (finite[:, :, i : i + 1] for i in range(0, finite.shape[2], 97)):  # one key: o is its value
-            o, _, _ = native.forward(problem(query, query, v, out_dtype=torch.float32), level=level)
-            assert torch.equal(o, v.float())
-    exact = torch.cat([finite.float(), finite.float() * 1.0009765625, finite.float() * 1.001, torch.tensor([[[[7e4]]]])], 2)
-    exact = exact.reshape(1, 1, 1, -1)
-    for level in native.levels():
-        for v in exact.split(256, -1):
-            o, _, _ = native.forward(problem(query, query, v, out_dtype=dtype), level=level)
-            assert torch.equal(o, v.to(dtype))
+        for values, out in ((finite, torch.float32), (between, dtype)):
+            for v in values.reshape(1, 1, 1, -1).split(256, -1):  # there is one key: o is its value
+                o, _, _ = native.forward(problem(query, query, v, out_dtype=out), level=level)
+                assert torch.equal(o, v.to(out))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -216,7 +218,7 @@ def test_every_level(level: str, dtype: torch.dtype) -> None:
 
 def test_an_unknown_level_is_refused() -> None:
     q = randn(1, 1, 3, 4)
-    with pytest.raises(ValueError, match="level must be one that runs here.*got 'sse9'"):
+    with pytest.raises(ValueError, match=r"level must be one that runs here.*got 'sse9'"):
         native.forward(problem(q, q, q), level="sse9")
 
 
@@ -272,7 +274,7 @@ def test_padding_does_not_matter(is_causal: bool, form: str, workers: int) -> No
 
 
 def test_strided_inputs_are_read_in_place() -> None:
-    """A projection of (B, N, 3, H, D), split and transposed: nothing of the size of the inputs is allocated but the output."""
+    """A projection of (B, N, 3, H, D), split and transposed: nothing of its size is allocated but the output."""
     x = randn(1, 2000, 3, 4, 64, dtype=torch.float32)
     q, k, v = (y.transpose(1, 2) for y in x.unbind(2))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
@@ -338,7 +340,9 @@ def test_public_functions_reach_it() -> None:
     q, k, v = randn(2, 4, 50, 8, grad=True), randn(2, 2, 50, 8, grad=True), randn(2, 2, 50, 8, grad=True)
     ours = fastmax_attention(q, k, v, enable_gqa=True, is_causal=True, backend="native")
     theirs = fastmax_attention(q, k, v, enable_gqa=True, is_causal=True, backend="chunked")
-    for a, b in zip(torch.autograd.grad(ours.sum(), (q, k, v)), torch.autograd.grad(theirs.sum(), (q, k, v)), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(ours.sum(), (q, k, v)), torch.autograd.grad(theirs.sum(), (q, k, v)), strict=True
+    ):
         torch.testing.assert_close(a, b)
     cu = torch.tensor([0, 20, 50])
     x = randn(50, 2, 8)
@@ -417,6 +421,16 @@ def test_a_step_refuses_what_it_cannot() -> None:
         native.step(q, q, q, state[:, :, :5].contiguous(), order=2, scale=1.0)
 
 
+@pytest.fixture
+def _nan_in_fresh_memory() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)  # which fills what torch.empty returns
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_nan_in_fresh_memory")
 def test_empty_problems() -> None:
     for batch, queries, keys in ((0, 3, 3), (1, 0, 3), (1, 3, 0), (1, 0, 0)):
         q, k = randn(batch, 1, queries, 4), randn(batch, 1, keys, 4)
@@ -429,4 +443,4 @@ def test_empty_problems() -> None:
                     assert (g == 0).all()
                 grads = native.backward(p, o, g, output_grads(p), form=form)
                 assert isinstance(grads, InputGrads)
-                assert all((x == 0).all() for x in grads) or (queries and keys)
+                assert all((x == 0).all() for x in grads) or (batch and queries and keys)

@@ -1,5 +1,7 @@
 """Fastmax on the CPU by kernels in C++ (native/ in the repository): both exact forms, standardization and division fused."""
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -55,7 +57,7 @@ def forward(p: Problem, *, form: str | None = None, level: str | None = None) ->
     call = _Call(p, o, g, has_state=p.state_in is not None or p.return_state, form=form)
     if p.return_state:
         call.struct.state_out = state.data_ptr()
-    call.run("fm_forward", level)
+    call.run("fm_forward", level, fills=(o,))
     return o, g, state
 
 
@@ -77,7 +79,7 @@ def backward(
     d_head_scale = torch.empty(out.head_scale.shape, dtype=torch.float64)
     if p.head_scale is not None:
         struct.d_head_scale = d_head_scale.data_ptr()
-    call.run("fm_backward", level)
+    call.run("fm_backward", level, fills=(dq, dk, dv))
     for to, x in zip(out, (dq, dk, dv, d_head_scale, d_state), strict=True):
         if to is not x:
             to.copy_(x)
@@ -89,7 +91,7 @@ def _in_rows(x: Tensor) -> bool:
 
 
 class _Call:
-    """The C structure of a problem, and the tensors that must live until it has run."""
+    """The C structure of a problem, and what must live until it has run."""
 
     def __init__(self, p: Problem, o: Tensor, g: Tensor, *, has_state: bool, form: str | None):
         self.kept: list[Tensor] = []
@@ -107,7 +109,8 @@ class _Call:
             struct.sequences = cu_q.shape[0] - 1
             struct.cu_queries, struct.cu_keys = self.pointer(cu_q), self.pointer(cu_k)
             lengths = list(zip(cu_q.diff().tolist(), cu_k.diff().tolist(), strict=True))
-        struct.form = self.pointer(torch.tensor([self._form(p, *n, has_state, form) for n in lengths], dtype=torch.int64))
+        self.forms = (ctypes.c_int64 * len(lengths))(*(self._form(p, *n, has_state, form) for n in lengths))
+        struct.form = ctypes.addressof(self.forms)
         if p.key_mask is not None:
             mask = p.key_mask.expand(batch, key_heads, keys)
             self.kept.append(mask)
@@ -139,7 +142,9 @@ class _Call:
         self.kept.append(x.contiguous())
         return self.kept[-1].data_ptr()
 
-    def run(self, function: str, level: str | None) -> None:
+    def run(self, function: str, level: str | None, *, fills: tuple[Tensor, ...]) -> None:
         library = abi.load()
         assert not isinstance(library, str), library
+        for x in fills:
+            library.huge_pages(x)
         library.run(function, self.struct, level)

@@ -13,6 +13,7 @@ TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3
 FORMS = {"dense": 1, "factorized": 2}
 MAX_DIM = 256  # channels per head
 _NO_MEMORY = 1
+_LARGE = 1 << 22
 
 
 class FmTensor(Structure):
@@ -56,6 +57,11 @@ class Library:
     levels: tuple[str, ...]
     running: tuple[str, ...]
 
+    def huge_pages(self, x: Tensor) -> None:
+        """For a large tensor that was just allocated: page faults in small pages can take longer than filling it."""
+        if x.nbytes >= _LARGE:
+            self.functions.fm_huge_pages(x.data_ptr(), x.nbytes)
+
     def run(self, function: str, call: Structure, level: str | None) -> None:
         name = self.running[0] if level is None else level
         if name not in self.running:
@@ -84,6 +90,7 @@ def load() -> Library | str:
     for name, structure in (("fm_forward", FmCall), ("fm_backward", FmCall), ("fm_step", FmStep)):
         functions[name].argtypes = [c_int64, POINTER(structure), POINTER(FmPool)]
         functions[name].restype = c_int
+    functions.fm_huge_pages.argtypes, functions.fm_huge_pages.restype = [c_void_p, c_int64], None
     functions.fm_level_name.argtypes, functions.fm_level_name.restype = [c_int64], c_char_p
     functions.fm_level_runs.argtypes, functions.fm_level_runs.restype = [c_int64], c_int
     functions.fm_call_size.restype = functions.fm_level_count.restype = c_int64

@@ -1,0 +1,130 @@
+// What moves numbers across the lanes of a vector: sums of a vector, and transposition of tokens and channels.
+#pragma once
+#include "vec.h"
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define FM_SHUFFLES 1
+#endif
+#endif
+
+namespace FM_LEVEL {
+
+#if defined(FM_SHUFFLES)
+template <int L>
+struct Shuffle;
+template <>
+struct Shuffle<2> {
+  template <class V>
+  FM_INLINE V low(V a, V b) { return __builtin_shufflevector(a, b, 0, 2); }
+  template <class V>
+  FM_INLINE V high(V a, V b) { return __builtin_shufflevector(a, b, 1, 3); }
+};
+template <>
+struct Shuffle<4> {
+  template <class V>
+  FM_INLINE V low(V a, V b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+  template <class V>
+  FM_INLINE V high(V a, V b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+};
+template <>
+struct Shuffle<8> {
+  template <class V>
+  FM_INLINE V low(V a, V b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+  template <class V>
+  FM_INLINE V high(V a, V b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+};
+template <>
+struct Shuffle<16> {
+  template <class V>
+  FM_INLINE V low(V a, V b) {
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  }
+  template <class V>
+  FM_INLINE V high(V a, V b) {
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  }
+};
+#endif
+
+template <class T>
+FM_INLINE T horizontal_sum(Vec<T> x) {
+#if defined(FM_SHUFFLES)
+  // Interleaving with itself and adding the halves folds the vector until every lane holds the sum.
+#pragma GCC unroll 4
+  for (int n = LANES<T>; n > 1; n /= 2) x = Shuffle<LANES<T>>::low(x, x) + Shuffle<LANES<T>>::high(x, x);
+  return x[0];
+#else
+  T total = 0;
+  for (int i = 0; i < LANES<T>; i++) total += x[i];
+  return total;
+#endif
+}
+
+// In place: a[c][r] = a[r][c].
+template <class T>
+FM_INLINE void transpose(Vec<T> (&a)[LANES<T>]) {
+  constexpr int L = LANES<T>;
+  Vec<T> b[L];
+#if defined(FM_SHUFFLES)
+#pragma GCC unroll 4
+  for (int n = L; n > 1; n /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < L / 2; i++) {
+      b[2 * i] = Shuffle<L>::low(a[i], a[i + L / 2]);
+      b[2 * i + 1] = Shuffle<L>::high(a[i], a[i + L / 2]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < L; i++) a[i] = b[i];
+  }
+#else
+  for (int r = 0; r < L; r++)
+    for (int c = 0; c < L; c++) b[c][r] = a[r][c];
+  for (int i = 0; i < L; i++) a[i] = b[i];
+#endif
+}
+
+// The sums of LANES vectors, as one vector.
+template <class T>
+FM_INLINE Vec<T> sums(Vec<T> (&a)[LANES<T>]) {
+  transpose<T>(a);
+  Vec<T> total = a[0];
+#pragma GCC unroll 16
+  for (int i = 1; i < LANES<T>; i++) total += a[i];
+  return total;
+}
+
+// out[c][r] = in[r][c] for LANES x LANES numbers.
+template <class T>
+FM_INLINE void transpose_square(const T* in, int64_t in_pitch, T* out, int64_t out_pitch) {
+  constexpr int L = LANES<T>;
+  Vec<T> a[L];
+#pragma GCC unroll 16
+  for (int i = 0; i < L; i++) a[i] = load(in + i * in_pitch);
+  transpose<T>(a);
+#pragma GCC unroll 16
+  for (int i = 0; i < L; i++) store(out + i * out_pitch, a[i]);
+}
+
+// [WIDE tokens][n] -> [n][WIDE tokens]
+template <class T>
+void to_columns(const T* rows, int64_t pitch, int n, T* out) {
+  constexpr int W = WIDE<T>, L = LANES<T>;
+  int i = 0;
+  for (; i + L <= n; i += L)
+    for (int w = 0; w < W; w += L) transpose_square(rows + w * pitch + i, pitch, out + (int64_t)i * W + w, W);
+  for (; i < n; i++)
+    for (int w = 0; w < W; w++) out[i * W + w] = rows[w * pitch + i];
+}
+// and back
+template <class T>
+void to_rows(const T* columns, int n, T* out, int64_t pitch) {
+  constexpr int W = WIDE<T>, L = LANES<T>;
+  int i = 0;
+  for (; i + L <= n; i += L)
+    for (int w = 0; w < W; w += L) transpose_square(columns + (int64_t)i * W + w, W, out + w * pitch + i, pitch);
+  for (; i < n; i++)
+    for (int w = 0; w < W; w++) out[w * pitch + i] = columns[i * W + w];
+}
+
+}  // namespace FM_LEVEL

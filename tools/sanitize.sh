@@ -1,0 +1,23 @@
+#!/bin/sh
+# Builds the kernels with AddressSanitizer and UndefinedBehaviorSanitizer and runs their tests on that build.
+# Usage: tools/sanitize.sh [arguments for pytest]; PYTHON chooses the interpreter.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-$root/.venv/bin/python}
+build=$root/build/sanitize
+compiler=${CXX:-c++}
+
+"$python" -m cmake -S "$root" -B "$build" -DFASTMAX_SANITIZE=address,undefined
+"$python" -m cmake --build "$build" --parallel
+
+# A copy of the package, so that the build for everyday use stays as it is.
+rm -rf "$build/src"
+cp -r "$root/src" "$build/src"
+cp "$build/_kernels.so" "$build/src/fastmax/backends/native/_kernels.so"
+
+cd "$root"
+# Leaks are not looked for: the interpreter itself has them. One test measures memory, which the sanitizers change.
+LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)" \
+ASAN_OPTIONS=detect_leaks=0 PYTHONPATH="$build/src" \
+  "$python" -m pytest -p no:cacheprovider tests/test_native.py \
+  --deselect tests/test_native.py::test_scratch_memory_is_small "$@"
