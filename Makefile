@@ -33,6 +33,13 @@ format: $(STAMP)
 
 bench: $(STAMP)  ## every benchmark; results go to results/
 	$(BIN)/fastmax bench core --out results/core.json
+	$(BIN)/fastmax bench kernel --out results/kernel.json
+	$(BIN)/fastmax bench decode --out results/decode.json
+	$(BIN)/fastmax bench dropout --out results/dropout.json
+	$(BIN)/fastmax bench long --out results/long.json
+
+sanitize: $(STAMP)  ## the kernel tests under the address and undefined-behaviour sanitizers
+	tools/sanitize.sh
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
