@@ -136,3 +136,10 @@ def test_no_sequence_at_all(backend: str) -> None:
     o, state = fastmax_varlen_attention(q, k, v, ends, ends, return_state=True, backend=backend)
     assert o.shape == (0, 2, 5)
     assert state.shape == (0, 2, 10, 6)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_gradient_of_a_state_that_nobody_reads_is_zero(backend: str, is_causal: bool) -> None:
+    nothing, state = randn(2, 0, 3), randn(2, 10, 4, grad=True)
+    o = fastmax_attention(nothing, nothing, nothing, is_causal=is_causal, initial_state=state, backend=backend)
+    assert torch.equal(torch.autograd.grad(o.sum(), state)[0], torch.zeros_like(state))

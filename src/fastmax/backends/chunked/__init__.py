@@ -82,7 +82,8 @@ def _state_from(p: Work, start: Tensor | None, steps: list[Step]) -> Tensor:
     """The state that a schedule starts from. Of size 0 where it has no use for one: that of order 4 is large."""
     if start is not None:
         return start.clone(memory_format=torch.contiguous_format)
-    used = p.return_state or any(isinstance(step, Accumulate) or step.reads_state for step in steps)
+    given = p.state_in is not None or p.return_state
+    used = given or any(isinstance(step, Accumulate) or step.reads_state for step in steps)
     return p.q.new_zeros(*p.k.shape[:2], p.features if used else 0, p.value_dim + 1, dtype=p.dtype)
 
 
