@@ -129,7 +129,7 @@ def test_shares_and_the_rule() -> None:
     measured: dict[str, Any] = cell | {"seconds": {name: {"best": t, "median": t} for name, t in seconds.items()}}
     assert kernel_report.share_of_sgemm(measured) == pytest.approx(0.5)
     assert kernel_report.share_of_roofline(measured) == pytest.approx(4 * 64 * 4 / (8 * kernel.COPY / 1e9) / 2)
-    assert "2.00x as long" in kernel_report.rule([measured])
+    assert "4.00x as long" in kernel_report.rule([measured])
     assert "IS BROKEN" in kernel_report.rule([measured])
     assert kernel_report.rule([]) == "Rule: no cell has both forms."
 

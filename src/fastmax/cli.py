@@ -2,9 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 import fastmax
+from fastmax.lra import command as lra
+from fastmax.lra.data import command as data
 
 BENCHES = {
     "core": "growth of time and memory, and the paper's literal form",
@@ -12,6 +15,7 @@ BENCHES = {
     "decode": "time per token with a state, against softmax attention over a cache",
     "dropout": "what each dropout mode costs",
     "long": "one head over a million tokens: time, memory, precision",
+    "lra": "training steps per second and memory of every attention of the Long Range Arena",
 }
 
 
@@ -35,6 +39,11 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--out", metavar="FILE", help="write the measurements as JSON")
         one.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
         one.add_argument("--threads", type=_threads, metavar="N", help="threads that torch may use")
+        if name == "kernel":
+            one.add_argument("--tokens", type=int, nargs="+", metavar="N", help="only these lengths of the grid")
+            one.add_argument("--dtype", choices=("float32", "bfloat16"), help="only this dtype")
+    lra.add_parser(commands)
+    data.add_parser(commands)
     return top
 
 
@@ -49,25 +58,39 @@ def info() -> str:
     return "\n".join(f"{name:16} {value}" for name, value in lines.items())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit code."""
-    options = parser().parse_args(arguments)
-    if options.command == "demo":
-        from fastmax.bench import demo
+def _demo(_: argparse.Namespace) -> int:
+    import_module("fastmax.bench.demo").run()
+    return 0
 
-        demo.run()
-        return 0
-    if options.command == "info":
-        print(info())
-        return 0
-    from importlib import import_module
 
+def _info(_: argparse.Namespace) -> int:
+    print(info())
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
     import torch
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    import_module(f"fastmax.bench.{options.bench}").run(options.out, options.quick)
+    more = {"tokens": options.tokens, "dtype": options.dtype} if options.bench == "kernel" else {}
+    import_module(f"fastmax.bench.{options.bench}").run(options.out, options.quick, **more)
     return 0
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "demo": _demo,
+    "info": _info,
+    "bench": _bench,
+    "lra": lra.run,
+    "data": data.run,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    options = parser().parse_args(arguments)
+    return COMMANDS[options.command](options)
 
 
 if __name__ == "__main__":

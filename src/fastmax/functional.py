@@ -164,12 +164,14 @@ def _attend(
         dropout_seed=dropout.new_seed(query.device) if dropout_p else None,
     )
     o, state = ops.attend(problem, backend)
-    o = o.reshape(*lead, *o.shape[2:])
+    o = o if len(lead) == 2 else o.reshape(*lead, *o.shape[2:])
     return o, state.reshape(*states, *key_heads, *state.shape[2:]) if return_state else state
 
 
 def _canonical(x: Tensor, batch: tuple[int, ...], heads: tuple[int, ...]) -> Tensor:
     """(..., a, b) -> (B, H, a, b), a view wherever one exists."""
+    if x.dim() == 4 and len(batch) == 1 and x.shape[:2] == (*batch, *heads):
+        return x
     x = x.expand(*batch, *heads, *x.shape[-2:])
     return x if len(batch) == len(heads) == 1 else x.reshape(prod(batch), prod(heads), *x.shape[-2:])
 
@@ -193,6 +195,7 @@ def _number(scale: float | Tensor | None, order: int, head_dim: int) -> float:
 def _out_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype:
     """As F.scaled_dot_product_attention: autocast lowers the output, but not that of fp64."""
     device = value.device.type
-    if dtype == torch.float32 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    known = device == "cpu" or torch.amp.is_autocast_available(device)
+    if dtype == torch.float32 and known and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return value.dtype

@@ -22,8 +22,28 @@ _OUTPUTS_AND_GRADS = "Tensor o, Tensor g, Tensor? do, Tensor? dg, Tensor? d_stat
 
 def attend(p: Problem, backend: str) -> tuple[Tensor, Tensor]:
     """The output and the state of a problem, differentiable in its tensors."""
-    o, _, state = forward(*(getattr(p, name) for name in _FIELDS), backend)
+    if _nobody_watches(p):
+        _check_values(p)
+        o, _, state = resolve(backend, p).forward(p)
+    else:
+        o, _, state = forward(*(getattr(p, name) for name in _FIELDS), backend)
     return o, state
+
+
+def _nobody_watches(p: Problem) -> bool:
+    """Whether neither autograd nor a compiler, a tracer, a transform or a tensor subclass has to see the op.
+
+    Then the backend is called at once: the way through the dispatcher takes longer than a short attention on the CPU.
+    """
+    if torch.compiler.is_compiling() or p.q.device.type != "cpu":
+        return False
+    tensors = [x for x in (p.q, p.k, p.v, p.head_scale, p.key_mask, p.state_in) if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return False
+    if not all(type(x) is Tensor or type(x) is torch.nn.Parameter for x in tensors):
+        return False
+    transformed = torch._C._functorch.maybe_current_level() is not None
+    return not (transformed or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state())
 
 
 @torch.library.custom_op("fastmax::forward", mutates_args=(), schema=f"({_CALL}) -> (Tensor, Tensor, Tensor)")

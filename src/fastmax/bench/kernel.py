@@ -78,11 +78,15 @@ def quick_grid() -> Iterator[Cell]:
         yield Cell(16384, 64, 2, is_causal, False, "bfloat16", heads=2)
 
 
-def run(out: str | None, quick: bool) -> None:
-    """Measure the grid, print the tables and what the rule costs, write the JSON."""
+def run(out: str | None, quick: bool, tokens: list[int] | None = None, dtype: str | None = None) -> None:
+    """Measure the grid, or the part of it at those lengths or of that dtype; print the tables, write the JSON."""
     if native.levels() == ():
         raise SystemExit(f"fastmax bench kernel: the native backend is {native.describe()}")
-    cells = list(quick_grid() if quick else full_grid())
+    cells = [
+        cell
+        for cell in (quick_grid() if quick else full_grid())
+        if (tokens is None or cell.tokens in tokens) and dtype in (None, cell.dtype)
+    ]
     measured: dict[str, Any] = {"level": native.describe(), "cells": []}
     pace = 2 * SGEMM**3 / interleave({"sgemm": _sgemm()}, rounds=3)["sgemm"].best
     with Progress(len(cells)) as bar:
@@ -99,7 +103,7 @@ def _measure(cell: Cell, pace: float, quick: bool) -> dict[str, Timing]:
     costs |= {"chunked": 3 * min(cell.dense_flops, cell.factorized_flops), "native": 0.0}
     contestants = {name: call for name, call in _contestants(cell).items() if costs[name] / pace < LONGEST}
     slowest = max(costs[name] for name in contestants) / pace
-    rounds = max(2, min(5, int((1 if quick else 3) / max(slowest, 1e-9))))
+    rounds = max(1 if quick else 2, min(5, int((1 if quick else 3) / max(slowest, 1e-9))))
     base = {"sgemm": _sgemm()} | ({"copy": _copy()} if cell.order == 1 else {})
     return interleave(base | contestants, rounds=rounds, least_seconds=0.005)
 

@@ -34,20 +34,20 @@ def _run(*, tokens: int, head_dim: int, order: int, is_causal: bool, backend: st
         return sum(x.numel() * x.element_size() for x in tensors if x is not None)
 
     pass_over(1024)  # libraries load and pools grow at the first call
-    before = _reset_peak()
+    before = reset_peak()
     tensors = pass_over(tokens)
-    return {"tensors": tensors, "before": before, "peak": _peak()}
+    return {"tensors": tensors, "before": before, "peak": current_peak()}
 
 
-def _reset_peak() -> int:
+def reset_peak() -> int:
     """Resident bytes now; where the system can, peaks are counted from here on."""
     clear = Path("/proc/self/clear_refs")
     if clear.exists():
         clear.write_text("5")
-    return _peak()
+    return current_peak()
 
 
-def _peak() -> int:
+def current_peak() -> int:
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text().splitlines():

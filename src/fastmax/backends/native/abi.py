@@ -67,7 +67,7 @@ class Library:
         if name not in self.running:
             raise ValueError(f"level must be one that runs here, {', '.join(self.running)}, got {name!r}")
         pool = FmPool(self.parallel_for, torch.get_num_threads())
-        status = self.functions[function](self.levels.index(name), ctypes.byref(call), ctypes.byref(pool))
+        status = getattr(self.functions, function)(self.levels.index(name), ctypes.byref(call), ctypes.byref(pool))
         if status == _NO_MEMORY:
             raise MemoryError("the native kernels could not allocate their scratch memory")
 
@@ -88,8 +88,9 @@ def load() -> Library | str:
     except OSError as error:
         return f"the kernels do not load: {error}"
     for name, structure in (("fm_forward", FmCall), ("fm_backward", FmCall), ("fm_step", FmStep)):
-        functions[name].argtypes = [c_int64, POINTER(structure), POINTER(FmPool)]
-        functions[name].restype = c_int
+        function = getattr(functions, name)  # by attribute: an item would be a new object each time
+        function.argtypes = [c_int64, POINTER(structure), POINTER(FmPool)]
+        function.restype = c_int
     functions.fm_huge_pages.argtypes, functions.fm_huge_pages.restype = [c_void_p, c_int64], None
     functions.fm_level_name.argtypes, functions.fm_level_name.restype = [c_int64], c_char_p
     functions.fm_level_runs.argtypes, functions.fm_level_runs.restype = [c_int64], c_int

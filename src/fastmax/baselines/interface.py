@@ -1,0 +1,37 @@
+"""What every attention here is: a module (q, k, v, mask) -> o, and how it treats padding."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+
+class Attention(nn.Module, ABC):
+    """Multi-head attention without projections.
+
+    q, k and v are (B, H, N, D); mask is (B, N), True where a token is real, or None if all are. What padding holds never
+    reaches the output of a real token, nor does the amount of it; the outputs of padding mean nothing.
+    """
+
+    shares_keys = False
+    """Whether keys are made of the queries, so that a model needs no projection for them; `k` is then not looked at."""
+
+    @abstractmethod
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor: ...
+
+
+def without_padding(mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """(B, H, N, D) each, with zeros in the place of padding."""
+    return tensors if mask is None else tuple(torch.where(mask[:, None, :, None], x, 0) for x in tensors)
+
+
+def per_key(mask: Tensor | None) -> Tensor | None:
+    """(B, N) -> (B, 1, 1, N), to broadcast over scores."""
+    return None if mask is None else mask[:, None, None, :]
+
+
+def real_tokens(mask: Tensor | None, like: Tensor) -> Tensor:
+    """(B,): how many tokens of `like`, (B, H, N, D), are real."""
+    if mask is None:
+        return torch.full((like.shape[0],), like.shape[2], device=like.device)
+    return mask.sum(-1)

@@ -1,0 +1,137 @@
+"""`fastmax bench lra`: training steps per second and peak memory of every attention on the five tasks, at full length."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from fastmax.baselines import SEVEN
+from fastmax.bench.measure import interleave, seconds, write
+from fastmax.bench.training_memory import peak
+from fastmax.lra import paper
+from fastmax.lra.model import classifier
+from fastmax.lra.presets import skyformer
+from fastmax.lra.tasks import Task
+from fastmax.progress import Progress
+from fastmax.report.table import table, times
+
+ATTENTIONS = ("vanilla", *SEVEN)
+SHAPES = {
+    "listops": Task("listops", 2000, 32, 10, pair=False, pads=True),
+    "text": Task("text", 4000, 512, 2, pair=False, pads=True),
+    "retrieval": Task("retrieval", 4000, 512, 2, pair=True, pads=True),
+    "image": Task("image", 1024, 256, 10, pair=False, pads=False),
+    "pathfinder": Task("pathfinder", 1024, 512, 2, pair=False, pads=False),
+}
+"""The lengths, vocabularies and classes of the benchmark; no data is read."""
+TOKENS = 8000
+"""Tokens per step at least: the batch is the smallest that has them. Ratios hardly depend on it, memory is in proportion."""
+QUICK_MEMORY = ("text",)
+"""Each measurement of memory is a process, so a quick run makes them for the longest task only."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One task, its batch and the attention dropout of all contestants."""
+
+    task: str
+    batch: int
+    attention_dropout: float
+
+
+def cells(quick: bool) -> list[Cell]:
+    """Without attention dropout, as every attention can do that; and, unless quick, with the preset's."""
+    result = []
+    for rate in (0.0,) if quick else (0.0, 0.1):
+        for name, task in SHAPES.items():
+            tokens = task.length * (2 if task.pair else 1)
+            result.append(Cell(name, 1 if quick else max(1, -(-TOKENS // tokens)), rate))
+    return result
+
+
+def run(out: str | None, quick: bool) -> None:
+    """Measure, print the tables, write the JSON after every task."""
+    grid = cells(quick)
+    measured: dict[str, Any] = {"preset": "skyformer", "cells": []}
+    measured_tasks = [cell for cell in grid if not quick or cell.task in QUICK_MEMORY]
+    with Progress(len(grid) + len(measured_tasks) * len(ATTENTIONS)) as bar:
+        for cell in grid:
+            bar.step(f"time, {cell.task}")
+            timings = interleave(
+                {name: training_step(cell, name) for name in ATTENTIONS}, rounds=2 if quick else 5, least_seconds=0.0
+            )
+            gc.collect()
+            memory = {}
+            for name in () if quick and cell.task not in QUICK_MEMORY else ATTENTIONS:
+                bar.step(f"memory, {cell.task}, {name}")
+                memory[name] = peak(cell.task, cell.batch, name, cell.attention_dropout)
+            shape = SHAPES[cell.task]
+            measured["cells"].append(
+                {
+                    "task": cell.task,
+                    "tokens": shape.length,
+                    "pair": shape.pair,
+                    "batch": cell.batch,
+                    "attention_dropout": cell.attention_dropout,
+                    "seconds": seconds(timings),
+                    "bytes": memory,
+                }
+            )
+            write(out, measured)
+    print(summary(measured))
+
+
+def training_step(cell: Cell, attention: str, length: int | None = None) -> Callable[[], object]:
+    """Forward, backward and update of the preset's model, on random tokens of the task's shape or of another length."""
+    task = SHAPES[cell.task] if length is None else replace(SHAPES[cell.task], length=length)
+    torch.manual_seed(0)
+    preset = skyformer(cell.task)
+    model = classifier(task, replace(preset.model, attention_dropout=cell.attention_dropout), attention).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=preset.train.lr, weight_decay=0.0, fused=True)
+    lead = (cell.batch, 2) if task.pair else (cell.batch,)
+    tokens = torch.randint(1, task.vocabulary, (*lead, task.length))
+    # padded tasks have a mask, as in training, though it hides nothing: every contestant works on every token
+    lengths = torch.full(lead, task.length) if task.pads else None
+    labels = torch.randint(task.classes, (cell.batch,))
+
+    def step() -> None:
+        cross_entropy(model(tokens, lengths), labels).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def summary(measured: dict[str, Any]) -> str:
+    """A table per task: speed, both ratios, the paper's, memory."""
+    parts = [
+        "Training steps, skyformer preset, fp32, full length, random tokens; contestants in turns, best of several rounds. "
+        "Ratios of steps per second to softmax by the plain formula (vanilla) and by PyTorch's kernel (softmax)."
+    ]
+    for cell in measured["cells"]:
+        best = {name: t["best"] for name, t in cell["seconds"].items()}
+        rows = []
+        for name, t in best.items():
+            ratio = paper.speed_ratio(name, cell["task"])
+            memory = cell["bytes"].get(name)
+            rows.append(
+                [
+                    name,
+                    f"{1 / t:.2f}",
+                    times(best["vanilla"] / t),
+                    times(ratio),
+                    times(best["softmax"] / t),
+                    f"{(memory['peak'] - memory['before']) / 2**20:,.0f} MiB" if memory else "-",
+                ]
+            )
+        pair = " x 2" if cell["pair"] else ""
+        parts.append(
+            f"### {cell['task']}, N = {cell['tokens']:,}{pair}, batch {cell['batch']}, "
+            f"attention dropout {cell['attention_dropout']}"
+        )
+        parts.append(table(["attention", "steps/s", "vs vanilla", "the paper's", "vs softmax", "peak memory"], rows))
+    return "\n\n".join(parts)

@@ -1,0 +1,1 @@
+"""The Long Range Arena: five tasks, one encoder, every attention."""

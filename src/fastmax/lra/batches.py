@@ -1,0 +1,69 @@
+"""Which examples a step sees: a function of (seed, step), so that a run resumes at any step without replay."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastmax.lra.tasks import Split
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`lengths` is None where no token is padding."""
+
+    tokens: Tensor
+    lengths: Tensor | None
+    labels: Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        lengths = None if self.lengths is None else self.lengths.to(device)
+        return Batch(self.tokens.to(device), lengths, self.labels.to(device))
+
+
+def training_rows(examples: int, batch: int, seed: int, step: int) -> np.ndarray:
+    """The examples of one step. Each epoch is a permutation; a batch may end one epoch and begin the next."""
+    place = np.arange(step * batch, (step + 1) * batch)
+    epochs = place // examples
+    rows = [_permutation(examples, seed, int(epoch))[place[epochs == epoch] % examples] for epoch in np.unique(epochs)]
+    return np.concatenate(rows)
+
+
+@lru_cache(maxsize=2)
+def _permutation(examples: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(examples)
+
+
+def take(split: Split, rows: np.ndarray, *, trim: bool = True) -> Batch:
+    """These examples as tensors. `trim` cuts them to the longest, which changes no result as padding counts nowhere."""
+    tokens, lengths = split.tokens[rows], split.lengths[rows]
+    if trim:
+        tokens = tokens[..., : max(int(lengths.max()), 1)]
+    padded = bool((lengths < tokens.shape[-1]).any())
+    return Batch(
+        torch.from_numpy(tokens.astype(np.int64)),
+        torch.from_numpy(lengths.astype(np.int64)) if padded else None,
+        torch.from_numpy(split.labels[rows].astype(np.int64)),
+    )
+
+
+def share(rows: np.ndarray, rank: int, world: int) -> np.ndarray:
+    """The part of one process: equal parts, or the mean of gradients is not the gradient of the mean."""
+    if len(rows) % world:
+        raise ValueError(f"the batch must be a multiple of the number of processes, got {len(rows)} and {world}")
+    part = len(rows) // world
+    return rows[rank * part : (rank + 1) * part]
+
+
+def in_order(
+    examples: int, batch: int, *, start: int = 0, limit: int | None = None, whole: bool = False
+) -> Iterator[np.ndarray]:
+    """Every example once, or `limit` of them from `start` on, round and round; `whole` leaves out a last short batch."""
+    count = examples if limit is None else min(limit, examples)
+    for i in range(0, count, batch):
+        rows = (start + np.arange(i, min(i + batch, count))) % examples
+        if len(rows) == batch or not whole:
+            yield rows

@@ -1,0 +1,130 @@
+"""Checkpoints in safetensors, optimizer included and no pickle, written in one step: a kill leaves the old one whole."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from fastmax.lra.run import RunConfig
+
+FORMAT = "fastmax.lra"
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_SPREAD = StateDictOptions(full_state_dict=True)
+_MODEL, _OPTIMIZER = "model.", "optimizer."
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run is. Data order, rates and random numbers are functions of the step, so this is all there is."""
+
+    step: int = 0
+    best_step: int = 0
+    best_accuracy: float = -1.0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a file holds; without an optimizer it is for evaluation only."""
+
+    config: RunConfig
+    position: Position
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+
+
+def collect(
+    config: RunConfig, position: Position, model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> Checkpoint:
+    """Of a model that may be wrapped for DDP or FSDP. Every process must call it; the first gets the whole."""
+    held: dict[str, Tensor] = {}
+    if optimizer is not None:
+        # only the state: param_groups hold the settings, which come from the configuration
+        state: Any = get_optimizer_state_dict(model, optimizer, options=_WHOLE).get("state", {})
+        held = {f"{kind}.{name}": x for name, kinds in state.items() for kind, x in kinds.items()}
+    weights: Any = get_model_state_dict(model, options=_WHOLE)
+    return Checkpoint(config, position, dict(weights), held)
+
+
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Into a model and an optimizer made from the same configuration. Every process must call it."""
+    set_model_state_dict(model, dict(checkpoint.model), options=_SPREAD)
+    if optimizer is not None:
+        state: dict[str, dict[str, Tensor]] = {}
+        for key, x in checkpoint.optimizer.items():
+            kind, _, name = key.partition(".")
+            state.setdefault(name, {})[kind] = x
+        groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
+        set_optimizer_state_dict(model, optimizer, {"state": state, "param_groups": groups}, options=_SPREAD)  # type: ignore[dict-item]
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    import safetensors.torch
+
+    tensors = {_MODEL + name: x.contiguous() for name, x in checkpoint.model.items()}
+    tensors |= {_OPTIMIZER + name: x.contiguous() for name, x in checkpoint.optimizer.items()}
+    metadata = {
+        "format": FORMAT,
+        "config": checkpoint.config.to_json(),
+        "position": json.dumps(asdict(checkpoint.position)),
+    }
+    write_whole(path, safetensors.torch.save(tensors, metadata))
+
+
+def load(path: Path) -> Checkpoint:
+    """ValueError if the file is damaged or is something else."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(os.fspath(path), framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise ValueError(f"{path} is no checkpoint of fastmax lra: its format is {metadata.get('format')}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file ({error})") from error
+    parts = [
+        {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+        for prefix in (_MODEL, _OPTIMIZER)
+    ]
+    config = RunConfig.from_json(metadata["config"])
+    return Checkpoint(config, Position(**json.loads(metadata["position"])), *parts)
+
+
+def load_for(path: Path, config: RunConfig) -> Checkpoint:
+    """The checkpoint of this very run; ValueError if it is of another, saying in what they differ."""
+    checkpoint = load(path)
+    different = checkpoint.config.differences(config)
+    if different:
+        raise ValueError(f"{path} is a checkpoint of another run; it has {'; '.join(different)}")
+    return checkpoint
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Beside `path`, to the disk, then rename."""
+    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """What a killed run was writing."""
+    for partial in folder.glob(".*.partial"):
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,34 @@
+"""Historical behaviour of the public harnesses, off by default, each by its name."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Quirks:
+    """What the harnesses did, and what is done instead."""
+
+    zero_is_padding: bool = False
+    """Token 0 is masked wherever it stands, black pixels too; else what lies beyond a sequence's length is."""
+    full_length_mean: bool = False
+    """Mean pooling divides by the padded length; else by the number of real tokens."""
+    text_1000: bool = False
+    """Text is cut after 1000 bytes; else after 4000."""
+    moving_dev: bool = False
+    """Each evaluation scores the next few examples of the dev set; else always the same ones."""
+    drop_last: bool = False
+    """What does not fill a batch is left out of an evaluation; else every example counts."""
+
+    @staticmethod
+    def named(names: list[str]) -> "Quirks":
+        known = flags()
+        if "all" in names:
+            names = known
+        unknown = sorted(set(names) - set(known))
+        if unknown:
+            raise ValueError(f"historical flags are {', '.join(['all', *known])}; got {', '.join(unknown)}")
+        return Quirks(**{name.replace("-", "_"): True for name in names})
+
+
+def flags() -> list[str]:
+    """Their names on the command line."""
+    return [field.name.replace("_", "-") for field in fields(Quirks)]

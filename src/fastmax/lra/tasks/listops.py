@@ -1,0 +1,96 @@
+"""ListOps: the value of a nested expression of minima, maxima, medians and sums of digits."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fastmax.lra.data import files, listops_trees
+from fastmax.lra.data.blocks import Block, Source, batches
+from fastmax.lra.data.listops_trees import CLOSE, FIRST_OPERATOR, OPERATORS
+from fastmax.lra.tasks.interface import Task
+
+TASK = Task("listops", length=2000, vocabulary=32, classes=10, pair=False, pads=True)
+SIZES = {"train": 96_000, "val": 2_000, "test": 2_000}
+
+_WRONG = 255
+_TABLE = bytes(
+    c - 47 if 48 <= c <= 57 else CLOSE if c == ord("]") else c if FIRST_OPERATOR <= c < CLOSE else _WRONG
+    for c in range(256)
+)
+
+
+def source(data: Path, split: str, length: int, seed: int) -> Source:
+    official = {name: f"listops-1000/basic_{name}.tsv" for name in SIZES}
+    found = files.find(data, official.values())
+    if found:
+        path = files.need(TASK.name, data, official[split], found)
+        return Source((path,), {}, lambda: _official(path, length))
+    return Source((), {"seed": seed, "recipe": 1}, lambda: _generated(seed, split, length), SIZES[split])
+
+
+def tokenize(expression: bytes) -> bytes:
+    """The tokens as bytes; parentheses, which say nothing that the brackets do not, are left out."""
+    text = expression
+    for number, name in enumerate(OPERATORS, FIRST_OPERATOR):
+        text = text.replace(f"[{name}".encode(), bytes([number]))
+    tokens = text.translate(_TABLE, b"() ")
+    words = expression.count(b" ") + 1 - expression.count(b"(") - expression.count(b")")
+    if _WRONG in tokens or words != len(tokens):
+        raise ValueError(f"expected digits, [MIN, [MAX, [MED, [SM, ] and parentheses, got {expression[:60]!r}")
+    return tokens
+
+
+def evaluate(tokens: Sequence[int]) -> int:
+    """The value of an expression, with a stack: written apart from the generator, which works from the leaves up."""
+    stack: list[tuple[int, list[int]]] = [(0, [])]
+    for token in tokens:
+        if token < FIRST_OPERATOR:
+            stack[-1][1].append(token - 1)
+        elif token < CLOSE:
+            stack.append((token, []))
+        else:
+            operator, arguments = stack.pop()
+            if not stack or not arguments:
+                raise ValueError("a bracket closes nothing, or an operator without arguments")
+            stack[-1][1].append(_apply(OPERATORS[operator - FIRST_OPERATOR], sorted(arguments)))
+    if len(stack) != 1 or len(stack[0][1]) != 1:
+        raise ValueError("expected one expression, all brackets closed")
+    return stack[0][1][0]
+
+
+def _apply(operator: str, ordered: list[int]) -> int:
+    if operator == "SM":
+        return sum(ordered) % 10
+    if operator == "MED":
+        return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
+    return ordered[0 if operator == "MIN" else -1]
+
+
+def _generated(seed: int, split: str, length: int) -> Iterator[Block]:
+    """The official range of lengths is from a quarter of the longest to the longest; so it is for shorter ones."""
+    rng = np.random.default_rng([seed, list(SIZES).index(split)])
+    for batch in listops_trees.generate(rng, length // 4, length):
+        yield Block(*batch)
+
+
+def _official(path: Path, length: int) -> Iterator[Block]:
+    """A cut expression has no value: those longer than `length` are left out."""
+    for rows in batches(_rows(path, length)):
+        lengths = np.array([len(tokens) for tokens, _ in rows], np.int32)
+        tokens = np.zeros((len(rows), length), np.uint8)
+        tokens[np.arange(length) < lengths[:, None]] = np.frombuffer(b"".join(t for t, _ in rows), np.uint8)
+        yield Block(tokens, lengths, np.array([label for _, label in rows], np.int64))
+
+
+def _rows(path: Path, length: int) -> Iterator[tuple[bytes, int]]:
+    for number, line in files.lines(path):
+        if number == 1 and line == b"Source\tTarget":
+            continue
+        with files.row(path, number):
+            expression, _, label = line.partition(b"\t")
+            if len(label) != 1 or not label.isdigit():
+                raise ValueError(f"expected an expression, a tab and a digit, got {line[-60:]!r}")
+            tokens = tokenize(expression.strip())
+        if len(tokens) <= length:
+            yield tokens, int(label)

@@ -1,0 +1,64 @@
+"""Pathfinder: whether a dashed contour joins the two dots of an image, from its pixels row by row."""
+
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+import numpy as np
+
+from fastmax.lra.data import files, pathfinder_images, png
+from fastmax.lra.data.blocks import Block, Source, batches
+from fastmax.lra.tasks import pixels
+from fastmax.lra.tasks.interface import Task
+
+TASK = Task("pathfinder", length=1024, vocabulary=512, classes=2, pair=False, pads=False)
+SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}
+_FOLDER = "pathfinder32/curv_contour_length_14"
+
+
+def source(data: Path, split: str, length: int, seed: int) -> Source:
+    found = files.find(data, [_FOLDER])
+    if found:
+        lists = sorted((found[_FOLDER] / "metadata").glob("*.npy"), key=lambda p: (len(p.name), p.name))
+        if not lists:
+            raise files.missing(TASK.name, data, [f"{_FOLDER}/metadata/*.npy"])
+        return Source(tuple(lists), {}, lambda: _official(found[_FOLDER], lists, split, length))
+    return Source((), {"seed": seed, "recipe": 1}, lambda: _generated(seed, split, length), SIZES[split])
+
+
+def _generated(seed: int, split: str, length: int) -> Iterator[Block]:
+    rng = np.random.default_rng([seed, list(SIZES).index(split)])
+    for images, labels in pathfinder_images.generate(rng):
+        yield pixels.block(images, labels, length)
+
+
+def _official(folder: Path, lists: list[Path], split: str, length: int) -> Iterator[Block]:
+    """Of all images in the order of the lists, 80 % are for training, 10 % for validation and 10 % for the test."""
+    rows = [row for path in lists for row in _listed(folder, path)]
+    first, second = len(rows) * 8 // 10, len(rows) * 9 // 10
+    part = {"train": rows[:first], "val": rows[first:second], "test": rows[second:]}[split]
+    for batch in batches(part):
+        images = np.stack([_image(path) for path, _ in batch])
+        yield pixels.block(images, np.array([label for _, label in batch]), length)
+
+
+def _listed(folder: Path, path: Path) -> Iterator[tuple[Path, int]]:
+    """The lists are text in spite of their name: folder, file, number, label, and more that is not needed."""
+    for number, line in files.lines(path):
+        fields = line.decode("ascii", errors="replace").split()
+        with files.row(path, number):
+            if len(fields) < 4 or fields[3] not in ("0", "1"):
+                raise ValueError(f"expected folder, file, number and label (0 or 1), got {line[:60]!r}")
+            image = PurePath(fields[0], fields[1])
+            if image.is_absolute() or ".." in image.parts:
+                raise ValueError(f"{image} lies outside of {folder}")
+        yield folder / image, int(fields[3])
+
+
+def _image(path: Path) -> np.ndarray:
+    try:
+        image = png.decode(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if image.shape != (pixels.SIDE, pixels.SIDE):
+        raise ValueError(f"{path}: expected 32 x 32 pixels, got {image.shape[1]} x {image.shape[0]}")
+    return image

@@ -1,0 +1,214 @@
+"""The training loop, run by accelerate: checkpoint and step decide everything, so a kill at any moment loses nothing."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fastmax.lra import checkpoint
+from fastmax.lra.batches import share, take, training_rows
+from fastmax.lra.checkpoint import Position
+from fastmax.lra.evaluate import evaluate, load_split
+from fastmax.lra.metrics import Metrics
+from fastmax.lra.run import RunConfig
+from fastmax.lra.schedule import learning_rate
+from fastmax.lra.tasks import Split
+from fastmax.progress import Progress
+
+LATEST, BEST, RESULT = "checkpoint.safetensors", "best.safetensors", "result.json"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often to write what, in steps. It does not change the numbers of a run."""
+
+    log_every: int = 10
+    checkpoint_every: int = 200
+
+
+def make_accelerator(precision: str) -> Any:
+    """One per process, on what accelerate and torchrun say of the machines, else on this one alone."""
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+
+    return Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=precision)
+
+
+def train(
+    config: RunConfig,
+    *,
+    data: Path,
+    out: Path,
+    resume: bool = False,
+    pace: Pace | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Train, test the best checkpoint, write and return the result. `resume` continues if there is something to continue."""
+    pace = Pace() if pace is None else pace
+    accelerator = make_accelerator(config.precision)
+    found = _found(config, out, resume)
+    if found is not None and (out / RESULT).exists():
+        result: dict[str, Any] = json.loads((out / RESULT).read_text())
+        return result
+    out.mkdir(parents=True, exist_ok=True)
+    with accelerator.main_process_first():  # the others then find the cached arrays
+        splits = {name: load_split(config, name, data) for name in ("train", "val")}
+    torch.manual_seed(config.seed)
+    model = config.make_model()
+    model, optimizer = accelerator.prepare(model, make_optimizer(model, config))
+    position = Position()
+    if found is not None:
+        checkpoint.restore(found, model, optimizer.optimizer)
+        position = found.position
+    if accelerator.is_main_process:
+        checkpoint.remove_partial(out)
+        with Metrics(out, position.step) as metrics:
+            position = _loop(accelerator, model, optimizer, splits, config, position, out, pace, metrics, say)
+    else:
+        position = _loop(accelerator, model, optimizer, splits, config, position, out, pace, None, say)
+    return _finish(accelerator, model, config, position, data, out, say)
+
+
+def _found(config: RunConfig, out: Path, resume: bool) -> checkpoint.Checkpoint | None:
+    path = out / LATEST
+    if not path.exists():
+        return None
+    if not resume:
+        raise ValueError(f"{path} is there already: --resume continues that run, another --out starts a new one")
+    return checkpoint.load_for(path, config)
+
+
+def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
+    """A learned scale is left out of weight decay, which would pull it to uniform attention."""
+    t = config.train
+    scales = [p for name, p in model.named_parameters() if name.endswith("head_scale")]
+    others = [p for name, p in model.named_parameters() if not name.endswith("head_scale")]
+    groups: list[dict[str, Any]] = [{"params": others}]
+    groups += [{"params": scales, "weight_decay": 0.0}] if scales else []
+    return torch.optim.AdamW(groups, lr=t.lr, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay, fused=True)
+
+
+def _loop(
+    accelerator: Any,
+    model: nn.Module,
+    optimizer: Any,
+    splits: dict[str, Split],
+    config: RunConfig,
+    position: Position,
+    out: Path,
+    pace: Pace,
+    metrics: Metrics | None,
+    say: Callable[[str], None],
+) -> Position:
+    steps = config.train.steps
+    first, started = position.step, time.monotonic()
+    model.train()
+    with Progress(steps - first) as bar:
+        for step in range(first, steps):
+            loss, right = _step(accelerator, model, optimizer, splits["train"], config, step)
+            done = step + 1
+            last = done == steps
+            if last or done % pace.log_every == 0:
+                both = accelerator.reduce(torch.stack((loss, right)), "mean").tolist()
+                if not np.isfinite(both[0]):
+                    raise ValueError(f"the loss is {both[0]} at step {done}: try a smaller --lr")
+                speed = (done - first) / (time.monotonic() - started)
+                if metrics is not None:
+                    values = {"loss": both[0], "accuracy": both[1], "lr": learning_rate(config.train, step)}
+                    metrics.log(done, "train", values | {"steps_per_second": speed})
+                    bar.done = done - first - 1
+                    bar.step(f"step {done:,}, loss {both[0]:.4f}, accuracy {both[1]:.3f}, {speed:.2f} steps/s")
+            evaluated = last or done % config.eval_every == 0
+            position = replace(position, step=done)
+            if evaluated:
+                position = _develop(accelerator, model, splits["val"], config, position, out, metrics, say)
+            if evaluated or done % pace.checkpoint_every == 0:
+                held = checkpoint.collect(config, position, model, optimizer.optimizer)
+                if accelerator.is_main_process:
+                    checkpoint.save(out / LATEST, held)
+    return position
+
+
+def _step(
+    accelerator: Any, model: nn.Module, optimizer: Any, split: Split, config: RunConfig, step: int
+) -> tuple[Tensor, Tensor]:
+    """One update. Returns the loss and the accuracy of this process's part of the batch."""
+    rank, world = accelerator.process_index, accelerator.num_processes
+    rows = training_rows(len(split.labels), config.train.batch, config.seed, step)
+    batch = take(split, share(rows, rank, world), trim=not config.quirks.full_length_mean).to(accelerator.device)
+    torch.manual_seed(step_seed(config.seed, step, rank))
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(config.train, step)
+    with accelerator.autocast():
+        logits = model(batch.tokens, batch.lengths)
+    loss = cross_entropy(logits.float(), batch.labels)
+    accelerator.backward(loss)
+    if config.train.clip_value is not None:
+        accelerator.clip_grad_value_(model.parameters(), config.train.clip_value)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach(), (logits.argmax(-1) == batch.labels).float().mean()
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Random numbers are a function of the step, so a resumed run draws those it would have drawn."""
+    words = np.random.SeedSequence((seed, step, rank)).generate_state(2)
+    return int(words[0]) << 31 ^ int(words[1])
+
+
+def _develop(
+    accelerator: Any,
+    model: nn.Module,
+    split: Split,
+    config: RunConfig,
+    position: Position,
+    out: Path,
+    metrics: Metrics | None,
+    say: Callable[[str], None],
+) -> Position:
+    """Score the dev set; keep the weights if they are the best since the share of steps that the preset waits for."""
+    number = position.step // config.eval_every
+    score = evaluate(accelerator, model, split, config, evaluation=number)
+    if metrics is not None:
+        metrics.log(position.step, "dev", {"loss": score.loss, "accuracy": score.accuracy})
+        say(f"step {position.step:,}: dev loss {score.loss:.4f}, accuracy {score.accuracy:.4f} ({score.examples:,})")
+    late = position.step >= config.train.best_after * config.train.steps
+    if late and score.accuracy > position.best_accuracy:
+        position = Position(position.step, position.step, score.accuracy)
+        held = checkpoint.collect(config, position, model, None)
+        if accelerator.is_main_process:
+            checkpoint.save(out / BEST, held)
+    return position
+
+
+def _finish(
+    accelerator: Any,
+    model: nn.Module,
+    config: RunConfig,
+    position: Position,
+    data: Path,
+    out: Path,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    accelerator.wait_for_everyone()
+    checkpoint.restore(checkpoint.load(out / BEST), model, None)
+    score = evaluate(accelerator, model, load_split(config, "test", data), config)
+    result = {
+        "config": json.loads(config.to_json()),
+        "test": score._asdict(),
+        "dev_accuracy": position.best_accuracy,
+        "best_step": position.best_step,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+    if accelerator.is_main_process:
+        checkpoint.write_whole(out / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+        say(
+            f"test loss {score.loss:.4f}, accuracy {score.accuracy:.4f} ({score.examples:,}), of step {position.best_step:,}"
+        )
+    return result
