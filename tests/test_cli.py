@@ -148,7 +148,7 @@ def test_bench_decode(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert cli.main(["bench", "decode", "--quick", "--out", str(tmp_path / "d.json")]) == 0
     cells = json.loads((tmp_path / "d.json").read_text())["cells"]
     assert [cell["context"] for cell in cells] == [8, 32]
-    assert cells[0]["state_bytes"] == cells[1]["state_bytes"]
+    assert all(set(cell["seconds"]) == {"fastmax", "softmax", "copy"} for cell in cells)
     assert "Slowest over fastest context" in capsys.readouterr().out
 
 

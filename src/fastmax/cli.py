@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
         if name == "kernel":
             one.add_argument("--tokens", type=int, nargs="+", metavar="N", help="only these lengths of the grid")
             one.add_argument("--dtype", choices=("float32", "bfloat16"), help="only this dtype")
+            one.add_argument("--order", type=int, choices=(1, 2), help="only this order")
     lra.add_parser(commands)
     data.add_parser(commands)
     return top
@@ -73,7 +74,9 @@ def _bench(options: argparse.Namespace) -> int:
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    more = {"tokens": options.tokens, "dtype": options.dtype} if options.bench == "kernel" else {}
+    more = (
+        {"tokens": options.tokens, "dtype": options.dtype, "order": options.order} if options.bench == "kernel" else {}
+    )
     import_module(f"fastmax.bench.{options.bench}").run(options.out, options.quick, **more)
     return 0
 

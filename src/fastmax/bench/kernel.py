@@ -23,7 +23,7 @@ SGEMM = 1024
 COPY = 1 << 24
 """Elements of the fp32 array whose copy sets the pace of what is bound by memory."""
 
-LONGEST = 40.0
+LONGEST = 10.0
 """A call that would take longer, in seconds, by the flops of its form at the pace of sgemm is left out."""
 
 
@@ -78,14 +78,16 @@ def quick_grid() -> Iterator[Cell]:
         yield Cell(16384, 64, 2, is_causal, False, "bfloat16", heads=2)
 
 
-def run(out: str | None, quick: bool, tokens: list[int] | None = None, dtype: str | None = None) -> None:
-    """Measure the grid, or the part of it at those lengths or of that dtype; print the tables, write the JSON."""
+def run(
+    out: str | None, quick: bool, tokens: list[int] | None = None, dtype: str | None = None, order: int | None = None
+) -> None:
+    """Measure the grid, or the part of it at those lengths, of that dtype and order; print the tables, write the JSON."""
     if native.levels() == ():
         raise SystemExit(f"fastmax bench kernel: the native backend is {native.describe()}")
     cells = [
         cell
         for cell in (quick_grid() if quick else full_grid())
-        if (tokens is None or cell.tokens in tokens) and dtype in (None, cell.dtype)
+        if (tokens is None or cell.tokens in tokens) and dtype in (None, cell.dtype) and order in (None, cell.order)
     ]
     measured: dict[str, Any] = {"level": native.describe(), "cells": []}
     pace = 2 * SGEMM**3 / interleave({"sgemm": _sgemm()}, rounds=3)["sgemm"].best

@@ -6,15 +6,17 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 import fastmax
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class Timing:
 
 
 def interleave(
-    contestants: Mapping[str, Callable[[], object]], *, rounds: int = 5, least_seconds: float = 0.02
-) -> dict[str, Timing]:
+    contestants: Mapping[Name, Callable[[], object]], *, rounds: int = 5, least_seconds: float = 0.02
+) -> dict[Name, Timing]:
     """Every contestant to warm up, then in turns; short ones are repeated within a turn, as one clock tick is long."""
     repeats = {}
     for name, call in contestants.items():
@@ -37,7 +39,7 @@ def interleave(
             start = time.perf_counter()
             call()
         repeats[name] = max(1, min(1000, int(least_seconds / max(time.perf_counter() - start, 1e-9))))
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    seconds: dict[Name, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, call in contestants.items():
             start = time.perf_counter()
