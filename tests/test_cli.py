@@ -54,7 +54,7 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 
 def test_bench_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    monkeypatch.setattr(core, "MEMORY_TOKENS", [256, 512])
+    monkeypatch.setattr(core, "MEMORY_TOKENS", [8192, 16384])
     monkeypatch.setattr(core, "TIME_TOKENS", [64, 128])
     monkeypatch.setattr(core, "LITERAL", {"tokens": 32, "head_dim": 4, "heads": 1})
     out = tmp_path / "new" / "core.json"
@@ -62,9 +62,10 @@ def test_bench_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     measured = json.loads(out.read_text())
     assert measured["machine"]["torch"] == torch.__version__
     assert measured["machine"]["threads"] == 1
-    assert [m["tokens"] for m in measured["memory"]] == [256, 512] * len(BACKENDS)
+    assert [m["tokens"] for m in measured["memory"]] == [8192, 16384] * len(BACKENDS)
     assert all(m["tensors"] == 8 * m["tokens"] * 64 * 4 for m in measured["memory"])
-    assert all(m["peak"] >= m["before"] > 0 for m in measured["memory"])
+    # the tensors themselves, 16 and 32 MiB, are in the peak; the system counts pages in batches, so not to the byte
+    assert all(m["peak"] - m["before"] > 0.8 * m["tensors"] for m in measured["memory"])
     assert {m["is_causal"] for m in measured["literal"]} == {False, True}
     assert "per doubling" in capsys.readouterr().out
     assert list(out.parent.iterdir()) == [out], "no draft is left behind"

@@ -4,10 +4,11 @@ import json
 import os
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor
+
+from fastmax.whole_files import write_whole
 
 VERSION = 1
 FORMAT = "fastmax.state"
@@ -42,16 +43,7 @@ def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
     tensors = {name: x.contiguous() for name, x in state_dict.items() if isinstance(x, Tensor)}
     metadata = {name: json.dumps(x) for name, x in state_dict.items() if not isinstance(x, Tensor)}
     data = safetensors.torch.save(tensors, {"format": FORMAT, **metadata})
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(Path(path), data)
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 import fastmax
+from fastmax.whole_files import write_whole
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -71,9 +72,7 @@ def write(path: str | None, measured: Mapping[str, Any]) -> None:
         return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(target.name + ".part")
-    draft.write_text(json.dumps({"machine": machine(), **measured}, indent=1) + "\n")
-    draft.replace(target)
+    write_whole(target, (json.dumps({"machine": machine(), **measured}, indent=1) + "\n").encode())
 
 
 def seconds(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:

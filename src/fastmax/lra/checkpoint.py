@@ -5,7 +5,6 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from fastmax.lra.run import RunConfig
+from fastmax.whole_files import write_whole
 
 FORMAT = "fastmax.lra"
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -109,22 +109,3 @@ def load_for(path: Path, config: RunConfig) -> Checkpoint:
     if different:
         raise ValueError(f"{path} is a checkpoint of another run; it has {'; '.join(different)}")
     return checkpoint
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Beside `path`, to the disk, then rename."""
-    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def remove_partial(folder: Path) -> None:
-    """What a killed run was writing."""
-    for partial in folder.glob(".*.partial"):
-        partial.unlink(missing_ok=True)

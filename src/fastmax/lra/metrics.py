@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from fastmax.lra.checkpoint import write_whole
+from fastmax.whole_files import write_whole
 
 FILE = "metrics.jsonl"
 

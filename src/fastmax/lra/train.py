@@ -21,6 +21,7 @@ from fastmax.lra.run import RunConfig
 from fastmax.lra.schedule import learning_rate
 from fastmax.lra.tasks import Split
 from fastmax.progress import Progress
+from fastmax.whole_files import remove_partial, write_whole
 
 LATEST, BEST, RESULT = "checkpoint.safetensors", "best.safetensors", "result.json"
 
@@ -67,7 +68,7 @@ def train(
         checkpoint.restore(found, model, optimizer.optimizer)
         position = found.position
     if accelerator.is_main_process:
-        checkpoint.remove_partial(out)
+        remove_partial(out)
         with Metrics(out, position.step) as metrics:
             position = _loop(accelerator, model, optimizer, splits, config, position, out, pace, metrics, say)
     else:
@@ -207,7 +208,7 @@ def _finish(
         "parameters": sum(p.numel() for p in model.parameters()),
     }
     if accelerator.is_main_process:
-        checkpoint.write_whole(out / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+        write_whole(out / RESULT, (json.dumps(result, indent=1) + "\n").encode())
         say(
             f"test loss {score.loss:.4f}, accuracy {score.accuracy:.4f} ({score.examples:,}), of step {position.best_step:,}"
         )
