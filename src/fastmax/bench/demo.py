@@ -22,7 +22,7 @@ def run() -> None:
     m = machine()
     print(f"fastmax {m['fastmax']}, torch {m['torch']}, {m['processor']}, {m['threads']} threads\n")
     print("1. It is exact: the largest difference to the N x N matrix form in fp64, N = 1,000, D = 16\n")
-    print(table(["order", "", "linear form, fp32", "matrix form, fp32", "linear form, fp64"], exact))
+    print(table(["order", "", "fastmax, fp32", "matrix, fp32", "fastmax, fp64"], exact))
     print(f"\n2. It is linear: forward pass, order 2, {HEADS} heads of {HEAD_DIM}, fp32\n")
     header = ["N", "fastmax", "softmax", "speed-up", "causal: fastmax", "softmax", "speed-up"]
     print(table(header, growth))
