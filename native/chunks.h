@@ -70,6 +70,17 @@ struct Sizes {
   static int choose_chunk(const FmCall& c) { return (c.is_causal && c.head_dim <= 32) || c.order == 1 ? 64 : 128; }
 };
 
+// Queries or keys, standardized if the call says so, times `factor`.
+template <class T>
+void load_vectors(const FmCall& c, const FmTensor& from, int64_t offset, int count, const Sizes<T>& s, T factor, T* x,
+                  T* rstd) {
+  if (c.normalize)
+    return load_standardized(from.data, from.type, offset, from.token_stride, count, s.shape.dim, x, s.x_pitch, (T)c.eps,
+                             factor, rstd);
+  load_rows(from.data, from.type, offset, from.token_stride, count, s.shape.dim, x, s.x_pitch);
+  for (int n = 0; n < count && factor != 1; n++) multiply_row(x + n * s.x_pitch, factor, s.shape.dim);
+}
+
 // Keys and values of up to `capacity` tokens. A key that does not count is all zeros, so that it adds nothing anywhere.
 template <class T>
 struct KeyChunk {
@@ -96,7 +107,7 @@ struct KeyChunk {
     first = begin;
     count = (int)most(0, end - begin);
     const int64_t token = h.key_start + begin;
-    load_rows(c.k.data, c.k.type, at(c.k, h.batch, h.key_head, token), c.k.token_stride, count, dim, x, sizes->x_pitch);
+    load_vectors(c, c.k, at(c.k, h.batch, h.key_head, token), count, *sizes, (T)1, x, rstd);
     load_rows(c.v.data, c.v.type, at(c.v, h.batch, h.key_head, token), c.v.token_stride, count, value_dim, u, sizes->u_pitch);
     for (int n = 0; n < count; n++) u[n * sizes->u_pitch + value_dim] = 1;
     for (int n = 0; c.mask && n < count; n++) {
@@ -104,7 +115,6 @@ struct KeyChunk {
       memset(x + n * sizes->x_pitch, 0, sizes->x_pitch * sizeof(T));
       memset(u + n * sizes->u_pitch, 0, sizes->u_pitch * sizeof(T));
     }
-    if (c.normalize) standardize_rows(x, sizes->x_pitch, count, dim, (T)c.eps, (T)1, rstd);
     for (int n = 0; wrap && n < count; n++) wrap_row(x + n * sizes->x_pitch, dim, sizes->x_pitch);
   }
   void pack_values() {
@@ -174,18 +184,16 @@ struct QueryChunk {
     first = begin;
     count = (int)most(0, end - begin);
     subs = (count + W - 1) / W;
-    load_rows(c.q.data, c.q.type, at(c.q, h.batch, head, h.query_start + begin), c.q.token_stride, count, dim, x,
-              sizes->x_pitch);
+    load_vectors(c, c.q, at(c.q, h.batch, head, h.query_start + begin), count, *sizes, grads ? (T)1 : scale, x, rstd);
     for (int n = 0; grads && n < count; n++) load_output_grad(h, n);
     for (int n = count; n < subs * W; n++) {  // fills the last sub-chunk; w is zero there, so it adds nothing
       memset(x + n * sizes->x_pitch, 0, sizes->x_pitch * sizeof(T));
       if (grads) memset(w + n * sizes->u_pitch, 0, sizes->u_pitch * sizeof(T));
     }
-    if (c.normalize) standardize_rows(x, sizes->x_pitch, count, dim, (T)c.eps, grads ? (T)1 : scale, rstd);
     for (int n = 0; n < count; n++) {
       T* xn = x + n * sizes->x_pitch;
       if (grads) memcpy(hat + n * sizes->dim_pitch, xn, dim * sizeof(T));
-      if (grads || !c.normalize) multiply_row(xn, scale, dim);
+      if (grads) multiply_row(xn, scale, dim);
       if (wrap) wrap_row(xn, dim, sizes->x_pitch);
     }
     for (int s = 0; s < subs; s++) {
@@ -227,16 +235,14 @@ struct QueryChunk {
     for (int s = 0; s < subs; s++) {
       T *f = out_of(s), *g = f + (int64_t)value_dim * W, inverse[W];
       for (int w = 0; w < W; w++) inverse[w] = g[w] == 0 ? 0 : 1 / g[w];
-      const Vec<T> low = load(inverse), high = load(inverse + W / 2);
-      for (T* fj = f; fj < g; fj += W) store(fj, load(fj) * low), store(fj + W / 2, load(fj + W / 2) * high);
       const int rows = (int)least(W, count - s * W);
       const int64_t token = h.query_start + first + s * W, o = at(c.o, h.batch, head, token);
       for (int w = 0; w < rows; w++) ((T*)c.g.data)[at(c.g, h.batch, head, token + w)] = g[w];
-      if (rows == W && c.o.type == (sizeof(T) == sizeof(float) ? FM_F32 : FM_F64)) {
-        to_rows(f, value_dim, (T*)c.o.data + o, c.o.token_stride);
+      if (rows == W && c.o.type == type_of<T>()) {
+        to_rows<T, true>(f, value_dim, (T*)c.o.data + o, c.o.token_stride, inverse);
         continue;
       }
-      to_rows(f, value_dim, d_rows, sizes->u_pitch);
+      to_rows<T, true>(f, value_dim, d_rows, sizes->u_pitch, inverse);
       for (int w = 0; w < rows; w++)
         store_row(d_rows + w * sizes->u_pitch, value_dim, c.o.data, c.o.type, o + w * c.o.token_stride);
     }

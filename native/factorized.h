@@ -18,6 +18,7 @@ struct Factorized {
   QueryChunk<T> queries;
   T *panel, *weights_, *slopes;
   T *u_columns, *x_columns, *d_x_columns, *d_u_columns, *d_x, *d_u;  // of keys, only for their gradients
+  Ahead ahead;
   double* d_scale = nullptr;                                          // [groups], added to
 
   Factorized(const Sizes<T>& s, Pass pass) : sizes(s), pass(pass) {}
@@ -39,91 +40,97 @@ struct Factorized {
 
   void add_keys(T* state) {
     accumulate(sizes.features, state, keys.x, sizes.x_pitch, keys.u, sizes.u_pitch, keys.packed_values(), keys.count,
-               panel);
+               panel, ahead);
   }
   void add_queries(T* state) {
     queries.pack_grads();
     accumulate(sizes.features, state, queries.x, sizes.x_pitch, queries.w, sizes.u_pitch, queries.packed_grads(),
-               queries.count, panel);
+               queries.count, panel, ahead);
   }
 
-  // state += the keys begin:end, or, for the keys' gradients, the queries.
+  // Asks for the chunk that the next call is for, the `step`-th from here.
+  void look_ahead(const Head& h, int64_t begin, int64_t step, bool of_keys, bool of_queries) {
+    const FmCall& c = *h.call;
+    const int64_t next = begin + step * sizes.chunk, queries_left = h.queries - next, keys_left = h.keys - next;
+    const int64_t left = of_keys && of_queries ? least(keys_left, queries_left) : of_keys ? keys_left : queries_left;
+    ahead.start(next < 0 ? 0 : least(sizes.chunk, left));
+    auto add = [&](const FmTensor& t, int64_t head, int64_t token, int64_t channels) {
+      const int64_t size = t.type == FM_F64 ? 8 : t.type == FM_F32 ? 4 : 2;
+      if (t.data) ahead.add((const char*)t.data + at(t, h.batch, head, token) * size, t.token_stride * size, channels * size);
+    };
+    if (of_keys) add(c.k, h.key_head, h.key_start + next, c.head_dim), add(c.v, h.key_head, h.key_start + next, c.value_dim);
+    if (!of_queries) return;
+    add(c.q, h.key_head * h.groups, h.query_start + next, c.head_dim);
+    add(pass == Pass::outputs ? c.o : c.d_o, h.key_head * h.groups, h.query_start + next, c.value_dim);
+  }
+
+  // state += the keys begin:end, of one chunk, or, for the keys' gradients, the queries.
   void add(const Head& h, int64_t begin, int64_t end, T* state) {
-    for (int64_t a = begin; a < end; a += sizes.chunk) {
-      const int64_t b = least(end, a + sizes.chunk);
-      if (pass == Pass::key_grads) {
-        for (int64_t g = 0; g < h.groups && a < h.queries; g++) {
-          queries.load_tokens(h, g, a, least(b, h.queries), true, sizes.wraps);
-          add_queries(state);
-        }
-      } else if (a < h.keys) {
-        keys.load_tokens(h, a, least(b, h.keys), sizes.wraps);
-        keys.pack_values();
-        add_keys(state);
+    look_ahead(h, begin, 1, pass != Pass::key_grads, pass == Pass::key_grads);
+    if (pass == Pass::key_grads) {
+      for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
+        queries.load_tokens(h, g, begin, least(end, h.queries), true, sizes.wraps);
+        add_queries(state);
       }
-    }
-  }
-
-  // The tokens begin:end with a state that all of them see.
-  void use(const Head& h, int64_t begin, int64_t end, const T* state) {
-    for (int64_t a = begin; a < end; a += sizes.chunk) {
-      const int64_t b = least(end, a + sizes.chunk);
-      if (pass == Pass::key_grads) {
-        keys.load_tokens(h, a, b, false);
-        read_key_grads(state);
-        keys.store_grads(h, d_x, sizes.dim_pitch, d_u, sizes.u_pitch);
-      } else {
-        for (int64_t g = 0; g < h.groups; g++) {
-          queries.load_tokens(h, g, a, b, pass == Pass::query_grads, false);
-          read_queries(state);
-          store_queries(h, g);
-        }
-      }
-    }
-  }
-
-  // The tokens begin:end when causal, walking the state along. `empty`: it is known to be zero; `keep`: it is needed after.
-  void walk(const Head& h, int64_t begin, int64_t end, T* state, bool empty, bool keep) {
-    for (int64_t a = begin; a < end; a += sizes.chunk) {
-      const int64_t b = least(end, a + sizes.chunk);
-      keys.load_tokens(h, a, least(b, h.keys), sizes.wraps);
+    } else if (begin < h.keys) {
+      keys.load_tokens(h, begin, least(end, h.keys), sizes.wraps);
       keys.pack_values();
-      for (int64_t g = 0; g < h.groups && a < h.queries; g++) {
-        queries.load_tokens(h, g, a, least(b, h.queries), pass == Pass::query_grads, false);
-        read_queries(empty ? nullptr : state);
-        for (int s = 0; s < queries.subs && keys.count > 0; s++) dense_queries(s);
-        store_queries(h, g);
-      }
-      if (keys.count == 0 || (b >= end && !keep)) continue;
       add_keys(state);
-      empty = false;
     }
+  }
+
+  // The tokens of one chunk with a state that all of them see.
+  void use(const Head& h, int64_t begin, int64_t end, const T* state) {
+    look_ahead(h, begin, 1, pass == Pass::key_grads, pass != Pass::key_grads);
+    if (pass == Pass::key_grads) {
+      keys.load_tokens(h, begin, end, false);
+      read_key_grads(state);
+      keys.store_grads(h, d_x, sizes.dim_pitch, d_u, sizes.u_pitch);
+      return;
+    }
+    for (int64_t g = 0; g < h.groups; g++) {
+      queries.load_tokens(h, g, begin, end, pass == Pass::query_grads, false);
+      read_queries(state);
+      store_queries(h, g);
+    }
+  }
+
+  // The tokens of one chunk when causal, walking the state along. `empty`: it is known to be zero; `keep`: it is needed after.
+  void walk(const Head& h, int64_t begin, int64_t end, T* state, bool empty, bool keep) {
+    if (pass == Pass::key_grads) return walk_back(h, begin, end, state, empty, keep);
+    look_ahead(h, begin, 1, true, true);
+    keys.load_tokens(h, begin, least(end, h.keys), sizes.wraps);
+    keys.pack_values();
+    for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
+      queries.load_tokens(h, g, begin, least(end, h.queries), pass == Pass::query_grads, false);
+      read_queries(empty ? nullptr : state);
+      for (int s = 0; s < queries.subs && keys.count > 0; s++) dense_queries(s);
+      store_queries(h, g);
+    }
+    if (keys.count > 0 && keep) add_keys(state);
   }
   void walk_back(const Head& h, int64_t begin, int64_t end, T* state, bool empty, bool keep) {
-    for (int64_t a = begin + (most(end - begin, 1) - 1) / sizes.chunk * sizes.chunk; a >= begin; a -= sizes.chunk) {
-      const int64_t b = least(end, a + sizes.chunk);
-      keys.load_tokens(h, a, least(b, h.keys), false);
-      read_key_grads(empty ? nullptr : state);
-      for (int64_t g = 0; g < h.groups && a < least(b, h.queries); g++) {
-        queries.load_tokens(h, g, a, least(b, h.queries), true, sizes.wraps);
-        dense_key_grads();
-        if (a == begin && !keep) continue;
-        add_queries(state);
-        empty = false;
-      }
-      keys.store_grads(h, d_x, sizes.dim_pitch, d_u, sizes.u_pitch);
+    look_ahead(h, begin, -1, true, true);
+    keys.load_tokens(h, begin, least(end, h.keys), false);
+    read_key_grads(empty ? nullptr : state);
+    for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
+      queries.load_tokens(h, g, begin, least(end, h.queries), true, sizes.wraps);
+      dense_key_grads();
+      if (keep) add_queries(state);
     }
+    keys.store_grads(h, d_x, sizes.dim_pitch, d_u, sizes.u_pitch);
   }
 
   void read_queries(const T* state) {
     if (pass == Pass::outputs) {
       if (state)
-        read(sizes.features, state, queries.columns, queries.subs, queries.out, sizes.shape.columns, panel);
+        read(sizes.features, state, queries.columns, queries.subs, queries.out, sizes.shape.columns, panel,
+             ahead);
       else
         memset(queries.out, 0, (int64_t)queries.subs * sizes.shape.columns * W * sizeof(T));
     } else {
       memset(queries.d_x, 0, (int64_t)queries.subs * sizes.shape.dim * W * sizeof(T));
-      if (state) read_vjp(sizes.features, state, queries.columns, queries.w_columns, queries.subs, queries.d_x);
+      if (state) read_vjp(sizes.features, state, queries.columns, queries.w_columns, queries.subs, queries.d_x, ahead);
     }
   }
   void dense_queries(int s) {
@@ -162,8 +169,8 @@ struct Factorized {
       to_columns(keys.u + s * W * sizes.u_pitch, sizes.u_pitch, columns, u_columns + s * columns * W);
     }
     memset(d_x_columns, 0, (int64_t)subs * dim * W * sizeof(T));
-    read(sizes.features, state, x_columns, subs, d_u_columns, sizes.value_dim, panel);
-    read_vjp(sizes.features, state, x_columns, u_columns, subs, d_x_columns);
+    read(sizes.features, state, x_columns, subs, d_u_columns, sizes.value_dim, panel, ahead);
+    read_vjp(sizes.features, state, x_columns, u_columns, subs, d_x_columns, ahead);
     for (int64_t s = 0; s < subs; s++) {
       to_rows(d_x_columns + s * dim * W, dim, d_x + s * W * sizes.dim_pitch, sizes.dim_pitch);
       to_rows(d_u_columns + s * columns * W, sizes.value_dim, d_u + s * W * sizes.u_pitch, sizes.u_pitch);

@@ -3,9 +3,11 @@
 // Degree 2 has the features x_m x_(m+d mod D), m = 0 .. D-1, for d = 0 .. D/2 (of the last diagonal only half, if D is even):
 // each pair of channels once. A diagonal is the product of a token with a shifted copy of itself, so WIDE features of
 // one token are two loads and a multiply, and none is computed in vain. A block is WIDE features of a diagonal; its part of
-// the state is [Dv + 1][WIDE], so that the denominator's column of ones is just one more row.
+// the state is [Dv + 1][WIDE], so that the denominator's column of ones is just one more row. The blocks of degree 1 lie side
+// by side, [Dv + 1][D], so that they are read in one go.
 // A square is scaled by 1 / sqrt(2), as in the public layout of a state, so that the layouts differ in nothing but order.
 #pragma once
+#include "ahead.h"
 #include "vec.h"
 
 namespace FM_LEVEL {
@@ -34,7 +36,8 @@ struct Features {
     size = head + (int64_t)blocks * columns * W;
     group = (int)most(1, 64 / W);
   }
-  int64_t row_pitch() const { return round_up(round_up(dim, W) + dim / 2 + W, W); }  // of a token and its shifted copies
+  // Of a token, and of its shifted copies if there are any.
+  int64_t row_pitch() const { return round_up(round_up(dim, W) + (order == 2 ? dim / 2 + W : 0), W); }
 
   Block block(int b) const {
     const int across = linear;
@@ -42,8 +45,8 @@ struct Features {
     const int length = shift > 0 && 2 * shift == dim ? dim / 2 : dim;
     return {shift, first, (int)least(W, length - first)};
   }
-  T* of_block(T* state, int b) const { return state + head + (int64_t)b * columns * W; }
-  const T* of_block(const T* state, int b) const { return state + head + (int64_t)b * columns * W; }
+  int64_t offset(int b) const { return head + (int64_t)b * W * (b < linear ? 1 : columns); }
+  int64_t pitch(int b) const { return b < linear ? (int64_t)linear * W : W; }  // from column to column
 };
 
 // Continues a token cyclically, so that a shift is a load from further on.
@@ -68,7 +71,7 @@ void pack(const T* u, int64_t pitch, int tokens, int columns, T* out) {
 // state += phi(x)^T u. `packed` is u packed, or null: then u is used as it is.
 template <class T>
 void accumulate(const Features<T>& f, T* state, const T* x, int64_t x_pitch, const T* u, int64_t u_pitch, const T* packed,
-                int tokens, T* panel) {
+                int tokens, T* panel, Ahead& ahead) {
   constexpr int W = WIDE<T>, L = LANES<T>;
   for (int64_t j = 0; j < f.head; j += W) {
     Vec<T> a{}, b{};
@@ -90,19 +93,21 @@ void accumulate(const Features<T>& f, T* state, const T* x, int64_t x_pitch, con
       for (int n = 0; block.shift == 0 && n < tokens * W; n++) panel[n] *= (T)ROOT_HALF;
       phi = panel, step = W;
     }
-    T* s = f.of_block(state, i);
+    T* s = state + f.offset(i);
+    const int64_t pitch = f.pitch(i);
     const T* a = packed ? packed : u;
     for (int t = 0; t < tiles.count; t++) {
       const int rows = tiles.rows(t);
-      for (int r = 0; r < rows; r++) __builtin_prefetch(s + r * W, 1);
+      for (int r = 0; r < rows; r++) __builtin_prefetch(s + r * pitch, 1);
+      ahead.some(f.blocks * tiles.count);
       with_rows(rows, [&](auto R) __attribute__((always_inline)) {
         constexpr int n = decltype(R)::value;
         Vec<T> acc[n][2];
         clear<T, n>(acc);
         multiply<T, n>(acc, a, packed ? n : u_pitch, 1, phi, step, tokens);
-        add_tile<T, n>(acc, s, W);
+        add_tile<T, n>(acc, s, pitch);
       });
-      s += rows * W;
+      s += rows * pitch;
       a += packed ? (int64_t)rows * tokens : rows;
     }
   }
@@ -110,18 +115,28 @@ void accumulate(const Features<T>& f, T* state, const T* x, int64_t x_pitch, con
 
 // out[sub] = (phi(x) state)^T, [columns][W], for each sub-chunk of W tokens that x[sub], [dim][W], holds.
 template <class T>
-void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, int columns, T* panel) {
+void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, int columns, T* panel, Ahead& ahead) {
   constexpr int W = WIDE<T>, L = LANES<T>;
-  for (int64_t sub = 0; sub < subs; sub++)
-    for (int j = 0; j < columns; j++)
-      for (int h = 0; h < W; h += L) store(out + (sub * f.columns + j) * W + h, broadcast(state[j]));
   const Tiles tiles(columns);
-  for (int i = 0, stop; i < f.blocks; i = stop) {
-    stop = (int)least(i + f.group, i < f.linear ? f.linear : f.blocks);
+  for (int64_t sub = 0; sub < subs; sub++)
+    for (int t = 0; t < tiles.count; t++) {
+      const int first = tiles.start(t);
+      ahead.some(subs * tiles.count);
+      with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
+        constexpr int n = decltype(R)::value;
+        Vec<T> acc[n][2];
+#pragma GCC unroll 16
+        for (int r = 0; r < n; r++) acc[r][0] = acc[r][1] = broadcast(state[first + r]);
+        multiply<T, n>(acc, state + f.offset(0) + first * f.pitch(0), 1, f.pitch(0), x + sub * f.dim * W, W, f.dim);
+        store_tile<T, n>(acc, out + (sub * f.columns + first) * W, W);
+      });
+    }
+  for (int i = f.linear, stop; i < f.blocks; i = stop) {
+    stop = (int)least(i + f.group, f.blocks);
     for (int64_t sub = 0; sub < subs; sub++) {
       const T* xs = x + sub * f.dim * W;
       T* p = panel;
-      for (int b = most(i, f.linear); b < stop; b++) {
+      for (int b = i; b < stop; b++) {
         const Block block = f.block(b);
         const T scale = block.shift ? (T)1 : (T)ROOT_HALF;
         for (int lane = 0; lane < block.lanes; lane++, p += W) {
@@ -136,10 +151,10 @@ void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, in
           constexpr int n = decltype(R)::value;
           Vec<T> acc[n][2];
           clear<T, n>(acc);
-          const T* phi = i < f.linear ? xs + i * W * W : panel;
+          const T* phi = panel;
           for (int b = i; b < stop; b++) {
             const int lanes = f.block(b).lanes;
-            multiply<T, n>(acc, f.of_block(state, b) + tiles.start(t) * W, 1, W, phi, W, lanes);
+            multiply<T, n>(acc, state + f.offset(b) + tiles.start(t) * W, 1, W, phi, W, lanes);
             phi += lanes * W;
           }
           add_tile<T, n>(acc, o, W);
@@ -151,7 +166,8 @@ void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, in
 
 // d_x[sub] += J_phi(x)^T (state w): the gradient of x from that of read(x), which is w[sub], [columns][W].
 template <class T>
-void read_vjp(const Features<T>& f, const T* state, const T* x, const T* w, int subs, T* d_x) {
+void read_vjp(const Features<T>& f, const T* state, const T* x, const T* w, int subs, T* d_x,
+              Ahead& ahead) {
   constexpr int W = WIDE<T>, L = LANES<T>;
   for (int i = 0; i < f.blocks; i += f.group) {
     const int stop = (int)least(i + f.group, f.blocks);
@@ -161,13 +177,14 @@ void read_vjp(const Features<T>& f, const T* state, const T* x, const T* w, int 
       for (int b = i; b < stop; b++) {
         const Block block = f.block(b);
         const Tiles tiles(block.lanes);
+        ahead.some(subs * f.blocks);
         for (int t = 0; t < tiles.count; t++) {
           const int first = block.first + tiles.start(t);
           with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
             constexpr int n = decltype(R)::value;
             Vec<T> acc[n][2];
             clear<T, n>(acc);
-            multiply<T, n>(acc, f.of_block(state, b) + tiles.start(t), W, 1, ws, W, f.columns);
+            multiply<T, n>(acc, state + f.offset(b) + tiles.start(t), f.pitch(b), 1, ws, W, f.columns);
 #pragma GCC unroll 16
             for (int r = 0; r < n; r++) {
               T* left = ds + (first + r) * W;
@@ -192,7 +209,7 @@ void read_vjp(const Features<T>& f, const T* state, const T* x, const T* w, int 
   }
 }
 
-// Calls f(public row, offset in the block layout) for every feature but the constant one.
+// Calls visit(public row, offset in the block layout, pitch there) for every feature but the constant one.
 template <class T, class F>
 void each_feature(const Features<T>& f, const F& visit) {
   for (int b = 0; b < f.blocks; b++) {
@@ -204,7 +221,7 @@ void each_feature(const Features<T>& f, const F& visit) {
         const int64_t m = least(one, other), l = most(one, other);
         row = 1 + f.dim + m * f.dim - m * (m - 1) / 2 + l - m;
       }
-      visit(row, f.head + (int64_t)b * f.columns * f.W + lane);
+      visit(row, f.offset(b) + lane, f.pitch(b));
     }
   }
 }
@@ -214,15 +231,15 @@ template <class T>
 void state_from_public(const Features<T>& f, const T* from, T* state) {
   memset(state, 0, f.size * sizeof(T));
   memcpy(state, from, f.columns * sizeof(T));
-  each_feature(f, [&](int64_t row, int64_t at) {
-    for (int j = 0; j < f.columns; j++) state[at + (int64_t)j * f.W] = from[row * f.columns + j];
+  each_feature(f, [&](int64_t row, int64_t at, int64_t pitch) {
+    for (int j = 0; j < f.columns; j++) state[at + j * pitch] = from[row * f.columns + j];
   });
 }
 template <class T>
 void state_to_public(const Features<T>& f, const T* state, T* to) {
   memcpy(to, state, f.columns * sizeof(T));
-  each_feature(f, [&](int64_t row, int64_t at) {
-    for (int j = 0; j < f.columns; j++) to[row * f.columns + j] = state[at + (int64_t)j * f.W];
+  each_feature(f, [&](int64_t row, int64_t at, int64_t pitch) {
+    for (int j = 0; j < f.columns; j++) to[row * f.columns + j] = state[at + j * pitch];
   });
 }
 

@@ -72,11 +72,16 @@ void load_row(const void* from, int64_t type, int64_t offset, int n, T* to) {
   }
 }
 
+template <class T>
+constexpr int64_t type_of() {
+  return sizeof(T) == sizeof(float) ? FM_F32 : FM_F64;
+}
+
 // `count` rows that lie `stride` apart. The usual case, no conversion, is a loop of vector copies.
 template <class T>
 void load_rows(const void* from, int64_t type, int64_t offset, int64_t stride, int count, int n, T* to, int64_t pitch) {
   constexpr int L = LANES<T>;
-  const bool same = type == (sizeof(T) == sizeof(float) ? FM_F32 : FM_F64);
+  const bool same = type == type_of<T>();
   for (int r = 0; r < count; r++, offset += stride, to += pitch) {
     if (!same) {
       load_row(from, type, offset, n, to);
@@ -148,60 +153,110 @@ FM_INLINE void multiply_row(T* x, T by, int n) {
   for (; i < n; i++) x[i] *= by;
 }
 
-// Equations 5-6, in place, times `factor`, for rows of n channels; 1 / std goes to `rstd`. The first channel is taken off so
-// that a constant token becomes exact zeros. LANES rows at a time: their sums, divisions and roots are then vectors too,
-// where those of a single row are one long chain.
-template <class T>
-void standardize_rows(T* x, int64_t pitch, int count, int n, T eps, T factor, T* rstd) {
+// f(Int<V>) for rows of V whole vectors, the usual head dimensions, whose loops are then unrolled; Int<0> for all others.
+template <class T, class F>
+FM_INLINE void with_vectors(int n, const F& f) {
   constexpr int L = LANES<T>;
-  for (int begin = 0; begin < count; begin += L) {
-    const int rows = (int)least(L, count - begin);
-    Vec<T> part[L];
-    T mean[L], scale[L];
-    for (int r = 0; r < L; r++) {
-      part[r] = Vec<T>{};
-      if (r >= rows) continue;
-      T *row = x + (begin + r) * pitch, first = row[0], rest = 0;
-      Vec<T> a{};
-      int i = 0;
-      for (; i + L <= n; i += L) {
-        const Vec<T> y = load(row + i) - first;
-        a += y;
-        store(row + i, y);
-      }
-      for (; i < n; i++) rest += row[i] -= first;
-      a[0] += rest;
-      part[r] = a;
-    }
-    store(mean, sums<T>(part) / (T)n);
-    for (int r = 0; r < L; r++) {
-      part[r] = Vec<T>{};
-      if (r >= rows) continue;
-      T *row = x + (begin + r) * pitch, rest = 0;
-      const T middle = mean[r];
-      Vec<T> a{};
-      int i = 0;
-      for (; i + L <= n; i += L) {
-        const Vec<T> y = load(row + i) - middle;
-        a += y * y;
-        store(row + i, y);
-      }
-      for (; i < n; i++) row[i] -= middle, rest += row[i] * row[i];
-      a[0] += rest;
-      part[r] = a;
-    }
-    store(scale, sums<T>(part) / (T)n + eps);
-    for (int r = 0; r < L; r++) scale[r] = 1 / square_root(scale[r]);
-    for (int r = 0; r < rows; r++) {
-      rstd[begin + r] = scale[r];
-      multiply_row(x + (begin + r) * pitch, scale[r] * factor, n);
-    }
+  if (n == 4 * L)
+    f(Int<4>{});
+  else if (n == 8 * L)
+    f(Int<8>{});
+  else if (n == 16 * L)
+    f(Int<16>{});
+  else
+    f(Int<0>{});
+}
+// Calls vector(i) for the whole vectors of a row of V, or of n channels, and single(i) for the channels behind them.
+template <class T, int V, class F, class G>
+FM_INLINE void each_vector(int n, const F& vector, const G& single) {
+  constexpr int L = LANES<T>;
+  if constexpr (V > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < V; i++) vector(i * L);
+  } else {
+    int i = 0;
+    for (; i + L <= n; i += L) vector(i);
+    for (; i < n; i++) single(i);
   }
+}
+
+// Equations 5-6 for rows of n channels, times `factor`: `from` to x, which may be the same; 1 / std goes to `rstd`. The first
+// channel is taken off so that a constant token becomes exact zeros. LANES rows at a time share vectors of sums, divisions and
+// roots, and several such groups go side by side: those of a single row, or group, are one long chain.
+template <class T>
+constexpr int BATCH = 4 * LANES<T>;
+template <class T, int V>
+FM_INLINE void standardize_batch(const T* from, int64_t stride, T* x, int64_t pitch, int rows, int n, T eps, T factor,
+                                 T* rstd) {
+  constexpr int L = LANES<T>;
+  Vec<T> part[BATCH<T>];
+  T mean[BATCH<T>], scale[BATCH<T>];
+  for (int r = rows; r < round_up(rows, L); r++) part[r] = Vec<T>{};
+  for (int r = 0; r < rows; r++) {
+    const T* in = from + r * stride;
+    T *row = x + r * pitch, rest = 0;
+    const T first = in[0];
+    Vec<T> a{};
+    each_vector<T, V>(
+        n,
+        [&](int i) __attribute__((always_inline)) {
+          const Vec<T> y = load(in + i) - first;
+          a += y;
+          store(row + i, y);
+        },
+        [&](int i) __attribute__((always_inline)) { rest += row[i] = in[i] - first; });
+    if (V == 0) a[0] += rest;
+    part[r] = a;
+  }
+  for (int r = 0; r < rows; r += L) store(mean + r, sums<T>(part + r) / (T)n);
+  for (int r = 0; r < rows; r++) {
+    const T *row = x + r * pitch, middle = mean[r];
+    T rest = 0;
+    Vec<T> a{};
+    each_vector<T, V>(
+        n,
+        [&](int i) __attribute__((always_inline)) {
+          const Vec<T> y = load(row + i) - middle;
+          a += y * y;
+        },
+        [&](int i) __attribute__((always_inline)) { rest += (row[i] - middle) * (row[i] - middle); });
+    if (V == 0) a[0] += rest;
+    part[r] = a;
+  }
+  for (int r = 0; r < rows; r += L) {
+    store(scale + r, sums<T>(part + r) / (T)n + eps);
+#pragma GCC unroll 1  // a loop becomes vector roots, lines one after the other do not
+    for (int i = r; i < r + L; i++) scale[i] = 1 / square_root(scale[i]);
+  }
+  for (int r = 0; r < rows; r++) {
+    T* row = x + r * pitch;
+    const T middle = mean[r], by = scale[r] * factor;
+    rstd[r] = scale[r];
+    each_vector<T, V>(
+        n, [&](int i) __attribute__((always_inline)) { store(row + i, (load(row + i) - middle) * by); },
+        [&](int i) __attribute__((always_inline)) { row[i] = (row[i] - middle) * by; });
+  }
+}
+template <class T>
+void standardize_rows(const T* from, int64_t stride, T* x, int64_t pitch, int count, int n, T eps, T factor, T* rstd) {
+  with_vectors<T>(n, [&](auto V) __attribute__((always_inline)) {
+    for (int r = 0; r < count; r += BATCH<T>)
+      standardize_batch<T, decltype(V)::value>(from + r * stride, stride, x + r * pitch, pitch,
+                                               (int)least(BATCH<T>, count - r), n, eps, factor, rstd + r);
+  });
+}
+// Loads rows as load_rows, and standardizes them.
+template <class T>
+void load_standardized(const void* from, int64_t type, int64_t offset, int64_t stride, int count, int n, T* x, int64_t pitch,
+                       T eps, T factor, T* rstd) {
+  if (type == type_of<T>()) return standardize_rows((const T*)from + offset, stride, x, pitch, count, n, eps, factor, rstd);
+  load_rows(from, type, offset, stride, count, n, x, pitch);
+  standardize_rows((const T*)x, pitch, x, pitch, count, n, eps, factor, rstd);
 }
 template <class T>
 T standardize(T* x, int n, T eps, T factor) {
   T rstd;
-  standardize_rows(x, n, 1, n, eps, factor, &rstd);
+  standardize_rows((const T*)x, n, x, n, 1, n, eps, factor, &rstd);
   return rstd;
 }
 

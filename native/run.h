@@ -98,6 +98,14 @@ struct Run {
         call.d_head_scale[i % call.key_heads * groups + p % groups] += parts[i * per_head + p];
   }
 
+  // How many heads of one sequence a thread takes through it together. Heads that lie side by side in memory, as they come
+  // from a projection, are then read page by page; but their states must stay in the cache.
+  static constexpr int64_t BUNDLE = 128 << 10;
+  int64_t bundled(int64_t state) const {
+    const int64_t fitting = BUNDLE / (state * (int64_t)sizeof(T)), share = (heads() + pool.threads - 1) / pool.threads;
+    return most(1, least(fitting, least(share, call.key_heads)));
+  }
+
   // The passes of the factorized form: sum each segment, combine, use. `from` and `to` are public states or null.
   bool factorized(Pass pass, const void* from, void* to, double* d_scale) {
     const int64_t count = segments(), groups = call.query_heads / call.key_heads;
@@ -116,6 +124,7 @@ struct Run {
       if (call.is_causal) return most(h.queries, h.keys);
       return (pass == Pass::key_grads) == summed ? h.queries : h.keys;
     };
+    const int64_t bundle = count > 1 ? 1 : bundled(size), bundles = (call.key_heads + bundle - 1) / bundle;
     struct Mine {
       Factorized<T> work;
       T* state;
@@ -125,7 +134,7 @@ struct Run {
       Mine mine{Factorized<T>(sizes, pass), nullptr};
       for (int i = 0; i < 2; i++) {
         mine.work.take(arena);
-        mine.state = arena.take<T>(count > 1 ? 0 : size);
+        mine.state = arena.take<T>(count > 1 ? 0 : bundle * size);
         if (i == 0 && !arena.allocate()) {
           failed = true;
           return;
@@ -142,39 +151,53 @@ struct Run {
     auto finish = [&](const Head& h, const T* state) {
       if (to) state_to_public(sizes.features, state, (T*)to + (h.state * call.key_heads + h.key_head) * state_size());
     };
-    auto use = [&](Mine& mine, const Head& h, int64_t i, int64_t part, T* state, bool empty) {
+    // f(begin, end, first, last) for the chunks of a segment, in the order of the walk.
+    auto each_chunk = [&](int64_t all, int64_t part, const auto& f) {
       int64_t begin, end;
-      segment(tokens(h, false), part, count, sizes.chunk, begin, end);
+      segment(all, part, count, sizes.chunk, begin, end);
+      const int64_t chunks = (end - begin + sizes.chunk - 1) / sizes.chunk;
+      for (int64_t n = 0; n < chunks; n++) {
+        const int64_t a = begin + (reverse ? chunks - 1 - n : n) * sizes.chunk;
+        f(a, least(end, a + sizes.chunk), n == 0, n == chunks - 1);
+      }
+    };
+    // One chunk of the segment `part` of head i.
+    auto use = [&](Mine& mine, int64_t i, int64_t part, int64_t a, int64_t b, T* state, bool empty, bool keep) {
       mine.work.d_scale = d_scale ? d_scale + (i * count + part) * groups : nullptr;
-      const bool last = part == (reverse ? 0 : count - 1);
-      if (!call.is_causal)
-        mine.work.use(h, begin, end, state);
-      else if (reverse)
-        mine.work.walk_back(h, begin, end, state, empty, to && last);
+      if (call.is_causal)
+        mine.work.walk(head(i), a, b, state, empty, keep);
       else
-        mine.work.walk(h, begin, end, state, empty, to && last);
-      if (call.is_causal && last) finish(h, state);
+        mine.work.use(head(i), a, b, state);
     };
 
     if (count == 1)
-      return spread(pool, heads(), setup, [&](Mine& mine, int64_t i) {
-        if (is_dense(i)) return;
-        const Head h = head(i);
-        start(h, mine.state);
+      return spread(pool, states() * bundles, setup, [&](Mine& mine, int64_t item) {
+        const int64_t first = item / bundles * call.key_heads + item % bundles * bundle;
+        const int64_t heads = least(bundle, (item / bundles + 1) * call.key_heads - first);
+        if (is_dense(first)) return;
+        const Head h = head(first);
+        auto each_head = [&](const auto& f) {
+          for (int64_t n = 0; n < heads; n++) f(first + n, mine.state + n * size);
+        };
+        each_head([&](int64_t i, T* state) { start(head(i), state); });
         if (!call.is_causal) {
-          mine.work.add(h, 0, tokens(h, true), mine.state);
-          finish(h, mine.state);
+          each_chunk(tokens(h, true), 0, [&](int64_t a, int64_t b, bool, bool) {
+            each_head([&](int64_t i, T* state) { mine.work.add(head(i), a, b, state); });
+          });
+          each_head([&](int64_t i, T* state) { finish(head(i), state); });
         }
-        use(mine, h, i, 0, mine.state, !from);
+        each_chunk(tokens(h, false), 0, [&](int64_t a, int64_t b, bool is_first, bool is_last) {
+          each_head([&](int64_t i, T* state) { use(mine, i, 0, a, b, state, !from && is_first, to || !is_last); });
+        });
+        if (call.is_causal) each_head([&](int64_t i, T* state) { finish(head(i), state); });
       });
 
     const bool summed = spread(pool, heads() * count, setup, [&](Mine& mine, int64_t item) {
       const int64_t i = item / count, part = item % count;
       if (is_dense(i) || (call.is_causal && part == (reverse ? 0 : count - 1))) return;
-      const Head h = head(i);
-      int64_t begin, end;
-      segment(tokens(h, true), part, count, sizes.chunk, begin, end);
-      mine.work.add(h, begin, end, state_of(i, part));
+      each_chunk(tokens(head(i), true), part, [&](int64_t a, int64_t b, bool, bool) {
+        mine.work.add(head(i), a, b, state_of(i, part));
+      });
     });
     if (!summed) return false;
     auto nothing = [](std::atomic<bool>&, const auto& run) {
@@ -190,8 +213,12 @@ struct Run {
     return spread(pool, heads() * count, setup, [&](Mine& mine, int64_t item) {
       const int64_t i = item / count, part = item % count;
       if (is_dense(i)) return;
-      const bool empty = !from && part == (reverse ? count - 1 : 0);
-      use(mine, head(i), i, part, call.is_causal ? state_of(i, part) : total_of(i), empty);
+      const bool nothing_before = !from && part == (reverse ? count - 1 : 0), last = part == (reverse ? 0 : count - 1);
+      T* state = call.is_causal ? state_of(i, part) : total_of(i);
+      each_chunk(tokens(head(i), false), part, [&](int64_t a, int64_t b, bool is_first, bool is_last) {
+        use(mine, i, part, a, b, state, nothing_before && is_first, (to && last) || !is_last);
+      });
+      if (call.is_causal && last) finish(head(i), state);
     });
   }
 

@@ -86,7 +86,10 @@ FM_INLINE void transpose(Vec<T> (&a)[LANES<T>]) {
 
 // The sums of LANES vectors, as one vector.
 template <class T>
-FM_INLINE Vec<T> sums(Vec<T> (&a)[LANES<T>]) {
+FM_INLINE Vec<T> sums(const Vec<T>* vectors) {
+  Vec<T> a[LANES<T>];
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES<T>; i++) a[i] = vectors[i];
   transpose<T>(a);
   Vec<T> total = a[0];
 #pragma GCC unroll 16
@@ -94,13 +97,13 @@ FM_INLINE Vec<T> sums(Vec<T> (&a)[LANES<T>]) {
   return total;
 }
 
-// out[c][r] = in[r][c] for LANES x LANES numbers.
-template <class T>
-FM_INLINE void transpose_square(const T* in, int64_t in_pitch, T* out, int64_t out_pitch) {
+// out[c][r] = in[r][c] * by[c] for LANES x LANES numbers; no `by`: as they are.
+template <class T, bool Scaled>
+FM_INLINE void transpose_square(const T* in, int64_t in_pitch, T* out, int64_t out_pitch, const T* by) {
   constexpr int L = LANES<T>;
   Vec<T> a[L];
 #pragma GCC unroll 16
-  for (int i = 0; i < L; i++) a[i] = load(in + i * in_pitch);
+  for (int i = 0; i < L; i++) a[i] = Scaled ? load(in + i * in_pitch) * load(by) : load(in + i * in_pitch);
   transpose<T>(a);
 #pragma GCC unroll 16
   for (int i = 0; i < L; i++) store(out + i * out_pitch, a[i]);
@@ -112,19 +115,21 @@ void to_columns(const T* rows, int64_t pitch, int n, T* out) {
   constexpr int W = WIDE<T>, L = LANES<T>;
   int i = 0;
   for (; i + L <= n; i += L)
-    for (int w = 0; w < W; w += L) transpose_square(rows + w * pitch + i, pitch, out + (int64_t)i * W + w, W);
+    for (int w = 0; w < W; w += L)
+      transpose_square<T, false>(rows + w * pitch + i, pitch, out + (int64_t)i * W + w, W, nullptr);
   for (; i < n; i++)
     for (int w = 0; w < W; w++) out[i * W + w] = rows[w * pitch + i];
 }
-// and back
-template <class T>
-void to_rows(const T* columns, int n, T* out, int64_t pitch) {
+// and back, each token times its own number if there are any
+template <class T, bool Scaled = false>
+void to_rows(const T* columns, int n, T* out, int64_t pitch, const T* by = nullptr) {
   constexpr int W = WIDE<T>, L = LANES<T>;
   int i = 0;
   for (; i + L <= n; i += L)
-    for (int w = 0; w < W; w += L) transpose_square(columns + (int64_t)i * W + w, W, out + w * pitch + i, pitch);
+    for (int w = 0; w < W; w += L)
+      transpose_square<T, Scaled>(columns + (int64_t)i * W + w, W, out + w * pitch + i, pitch, by + (Scaled ? w : 0));
   for (; i < n; i++)
-    for (int w = 0; w < W; w++) out[w * pitch + i] = columns[i * W + w];
+    for (int w = 0; w < W; w++) out[w * pitch + i] = Scaled ? columns[i * W + w] * by[w] : columns[i * W + w];
 }
 
 }  // namespace FM_LEVEL
