@@ -1,4 +1,5 @@
-// The C ABI between native.py and the kernels: one call as plain numbers and pointers. Mirrored by backends/native/abi.py.
+// The C ABI between Python and the kernels: one call as plain numbers and pointers of eight bytes each, mirrored by
+// backends/native/abi.py.
 #pragma once
 #include <stdint.h>
 
@@ -18,9 +19,10 @@ typedef struct {
   int64_t batch, query_heads, key_heads, queries, keys, head_dim, value_dim;
   int64_t order, is_causal, normalize;
   int64_t sequences;      // -1 unless packed
-  const int64_t* form;    // FmForm of each batch entry or sequence
+  int64_t form;           // FmForm of all
+  const int64_t* forms;   // or of each sequence, if packed
   double scale, eps;
-  FmTensor q, k, v, o, g;
+  FmTensor q, k, v, o, g;  // g may be absent, in the forward pass
   FmTensor d_o, d_g, d_q, d_k, d_v;
   const uint8_t* mask;
   int64_t mask_batch_stride, mask_head_stride, mask_token_stride;

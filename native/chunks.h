@@ -237,7 +237,7 @@ struct QueryChunk {
       for (int w = 0; w < W; w++) inverse[w] = g[w] == 0 ? 0 : 1 / g[w];
       const int rows = (int)least(W, count - s * W);
       const int64_t token = h.query_start + first + s * W, o = at(c.o, h.batch, head, token);
-      for (int w = 0; w < rows; w++) ((T*)c.g.data)[at(c.g, h.batch, head, token + w)] = g[w];
+      for (int w = 0; w < rows && c.g.data; w++) ((T*)c.g.data)[at(c.g, h.batch, head, token + w)] = g[w];
       if (rows == W && c.o.type == type_of<T>()) {
         to_rows<T, true>(f, value_dim, (T*)c.o.data + o, c.o.token_stride, inverse);
         continue;

@@ -54,19 +54,23 @@ FM_EXPORT int fm_level_runs(int64_t i) {
   int64_t count;
   return levels(&count)[i].runs;
 }
-FM_EXPORT int fm_forward(int64_t level, const FmCall* call, const FmPool* pool) {
+FM_EXPORT int fm_forward(int64_t level, const FmCall* call, FmParallelFor parallel_for, int64_t threads) {
   int64_t count;
-  return levels(&count)[level].kernels->forward(call, pool);
+  const FmPool pool = {parallel_for, threads};
+  return levels(&count)[level].kernels->forward(call, &pool);
 }
-FM_EXPORT int fm_backward(int64_t level, const FmCall* call, const FmPool* pool) {
+FM_EXPORT int fm_backward(int64_t level, const FmCall* call, FmParallelFor parallel_for, int64_t threads) {
   int64_t count;
-  return levels(&count)[level].kernels->backward(call, pool);
+  const FmPool pool = {parallel_for, threads};
+  return levels(&count)[level].kernels->backward(call, &pool);
 }
-FM_EXPORT int fm_step(int64_t level, const FmStep* call, const FmPool* pool) {
+FM_EXPORT int fm_step(int64_t level, const FmStep* call, FmParallelFor parallel_for, int64_t threads) {
   int64_t count;
-  return levels(&count)[level].kernels->step(call, pool);
+  const FmPool pool = {parallel_for, threads};
+  return levels(&count)[level].kernels->step(call, &pool);
 }
 FM_EXPORT int64_t fm_call_size() { return sizeof(FmCall); }
+FM_EXPORT int64_t fm_step_size() { return sizeof(FmStep); }
 
 // Asks for huge pages for a large buffer that is about to be filled, as NumPy does for its arrays: the page faults of a
 // fresh output can take longer than an attention of order 1.

@@ -55,7 +55,7 @@ struct Run {
     }
     return h;
   }
-  bool is_dense(int64_t i) const { return call.form[i / call.key_heads] == FM_DENSE; }
+  bool is_dense(int64_t i) const { return (call.forms ? call.forms[i / call.key_heads] : call.form) == FM_DENSE; }
   int64_t state_size() const {
     const int64_t d = call.head_dim;
     return (1 + d + (call.order == 2 ? d * (d + 1) / 2 : 0)) * (call.value_dim + 1);

@@ -11,6 +11,8 @@ from fastmax.core import MAX_ORDER
 from fastmax.dropout import MODES
 from fastmax.features import feature_count
 
+_DTYPES = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
+
 
 def attention(
     query: Tensor,
@@ -130,7 +132,7 @@ def _tensor(name: str, x: Tensor) -> None:
 def _tensors(query: Tensor, key: Tensor, value: Tensor, least_dims: int) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         _tensor(name, x)
-        if x.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        if x.dtype not in _DTYPES:
             raise ValueError(f"{name} must be float64, float32, bfloat16 or float16, got {x.dtype}")
         if x.dim() < least_dims:
             layout = "(..., heads, N, D)" if least_dims == 3 else "(..., N, D)"
@@ -148,14 +150,15 @@ def _tensors(query: Tensor, key: Tensor, value: Tensor, least_dims: int) -> None
 
 
 def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, ...]:
-    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     kept = 3 if enable_gqa else 2
-    lead = _broadcast(query.shape[:-kept], key.shape[:-kept], value.shape[:-kept])
+    leads = query.shape[:-kept], key.shape[:-kept], value.shape[:-kept]
+    lead = tuple(leads[0]) if leads[0] == leads[1] == leads[2] else _broadcast(*leads)
+    if lead is not None and not enable_gqa:
+        return lead
+    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if lead is None:
         hint = "" if enable_gqa else "; enable_gqa=True lets several query heads share a key head"
         raise ValueError(f"leading dimensions must be equal or broadcast, got {shapes}{hint}")
-    if not enable_gqa:
-        return lead
     if key.shape[-3] != value.shape[-3]:
         raise ValueError(f"key and value must have the same number of heads, got {shapes}")
     if key.shape[-3] == 0 or query.shape[-3] % key.shape[-3]:

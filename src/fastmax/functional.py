@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastmax import checks, dropout, ops
+from fastmax import checks, dropout, ops, shortcut
 from fastmax.backends import BACKENDS
 from fastmax.core import default_scale
 from fastmax.problem import Problem, accumulation_dtype
@@ -57,11 +57,21 @@ def fastmax_attention(
     Returns:
         (..., Hq, Nq, Dv) in the dtype of `value`, or of autocast where it is on; sums are taken in fp32 (fp64 for fp64).
     """
+    again = shortcut.signature(
+        query, key, value, attn_mask, dropout_p, is_causal, order, scale, normalize, enable_gqa,
+        initial_state, return_state, dropout_mode, backend,
+    )  # fmt: skip
+    prepared = None if again is None else shortcut.known(again)
+    if prepared is not None:
+        return prepared(query, key, value)
     checks.flag("return_state", return_state)
-    o, state = _attend(
+    problem, lead, states = _problem(
         query, key, value, attn_mask, dropout_p, is_causal, order, scale, normalize, enable_gqa,
         initial_state, return_state, dropout_mode, backend, None, None,
     )  # fmt: skip
+    if again is not None and problem.q is query and problem.k is key and problem.v is value:
+        shortcut.remember(again, problem)
+    o, state = _attend(problem, lead, states, backend)
     return (o, state) if return_state else o
 
 
@@ -102,16 +112,17 @@ def fastmax_varlen_attention(
     """
     checks.flag("return_state", return_state)
     checks.packed(query, key, value, cu_seqlens_q, cu_seqlens_k)
-    o, state = _attend(
+    problem, lead, states = _problem(
         query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1),
         attn_mask, dropout_p, is_causal, order, scale, normalize, enable_gqa,
         initial_state, return_state, dropout_mode, backend, cu_seqlens_q, cu_seqlens_k,
     )  # fmt: skip
+    o, state = _attend(problem, lead, states, backend)
     o = o.transpose(0, 1)
     return (o, state) if return_state else o
 
 
-def _attend(
+def _problem(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -128,8 +139,11 @@ def _attend(
     backend: str,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Both public functions, on (..., heads, N, D). Returns the output and the state, which is void unless asked for."""
+) -> tuple[Problem, tuple[int, ...], tuple[int, ...]]:
+    """The arguments of both public functions, on (..., heads, N, D), checked and in the canonical layout.
+
+    Beside it the leading dimensions that the output and the state are to have.
+    """
     lead = checks.attention(query, key, value, attn_mask, dropout_p, is_causal, order, scale, normalize, enable_gqa)
     checks.dropout_mode(dropout_mode)
     checks.backend(backend, list(BACKENDS))
@@ -163,9 +177,14 @@ def _attend(
         state_in=None if initial_state is None else _canonical(initial_state, states, key_heads),
         dropout_seed=dropout.new_seed(query.device) if dropout_p else None,
     )
+    return problem, lead, (*states, *key_heads)
+
+
+def _attend(problem: Problem, lead: tuple[int, ...], states: tuple[int, ...], backend: str) -> tuple[Tensor, Tensor]:
+    """The output and the state, which is void unless asked for."""
     o, state = ops.attend(problem, backend)
     o = o if len(lead) == 2 else o.reshape(*lead, *o.shape[2:])
-    return o, state.reshape(*states, *key_heads, *state.shape[2:]) if return_state else state
+    return o, state.reshape(*states, *state.shape[2:]) if problem.return_state else state
 
 
 def _canonical(x: Tensor, batch: tuple[int, ...], heads: tuple[int, ...]) -> Tensor:

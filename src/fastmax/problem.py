@@ -14,7 +14,7 @@ def accumulation_dtype(*dtypes: torch.dtype) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen, which would take longer to make than all the checks; yet nobody changes one
 class Problem:
     """Raw (not yet standardized) tensors of any strides and floating dtypes, and what to do with them.
 

@@ -30,7 +30,9 @@ BACKENDS: dict[str, Backend] = {"native": native, "chunked": chunked}
 def resolve(name: str, p: Problem) -> Backend:
     """The backend of that name, or the first that can; one asked for by name works or raises."""
     if name == "auto":
-        return next(backend for backend in BACKENDS.values() if backend.unsupported(p) is None)
+        for backend in BACKENDS.values():
+            if backend.unsupported(p) is None:
+                return backend
     reason = BACKENDS[name].unsupported(p)
     if reason is not None:
         raise ValueError(f'backend="{name}" cannot run this call: {reason}; backend="auto" picks one that can')

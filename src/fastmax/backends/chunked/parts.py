@@ -10,7 +10,7 @@ from fastmax import dropout
 from fastmax.problem import Problem
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Work(Problem):
     """One part as a problem of its own, with the dropout masks of its queries and keys."""
 

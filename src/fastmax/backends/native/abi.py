@@ -1,10 +1,13 @@
-"""The C ABI of the kernels: native/api.h as ctypes structures, the library itself, and torch's threads for it to run on."""
+"""The C ABI of the kernels: native/api.h as packed bytes, the library itself, and torch's threads for it to run on."""
 
 import ctypes
-from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
+from collections.abc import Callable
+from ctypes import CFUNCTYPE, c_char_p, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
+from struct import Struct
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,69 +15,49 @@ from torch import Tensor
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 FORMS = {"dense": 1, "factorized": 2}
 MAX_DIM = 256  # channels per head
+
+Fields = tuple[int, ...]
+"""Consecutive fields of a structure; pointers are integers, 0 where there is none."""
+
+NO_TENSOR: Fields = (0,) * 5
+
+# Every field has eight bytes. ctypes structures would be easier to read, but filling one takes longer than a short attention.
+CALL = Struct("@14q2d50q12q")
+STEP = Struct("@8q2d20q3q")
+
 _NO_MEMORY = 1
 _LARGE = 1 << 22
-
-
-class FmTensor(Structure):
-    _fields_ = [("data", c_void_p), *[(f"{x}_stride", c_int64) for x in ("batch", "head", "token")], ("type", c_int64)]
-
-
-class FmCall(Structure):
-    _fields_ = [
-        *[(x, c_int64) for x in ("type", "batch", "query_heads", "key_heads", "queries", "keys")],
-        *[(x, c_int64) for x in ("head_dim", "value_dim", "order", "is_causal", "normalize", "sequences")],
-        ("form", c_void_p),
-        *[(x, c_double) for x in ("scale", "eps")],
-        *[(x, FmTensor) for x in ("q", "k", "v", "o", "g", "d_o", "d_g", "d_q", "d_k", "d_v")],
-        ("mask", c_void_p),
-        *[(f"mask_{x}_stride", c_int64) for x in ("batch", "head", "token")],
-        *[(x, c_void_p) for x in ("cu_queries", "cu_keys", "head_scale", "d_head_scale")],
-        *[(x, c_void_p) for x in ("state_in", "state_out", "d_state_out", "d_state_in")],
-    ]
-
-
-class FmStep(Structure):
-    _fields_ = [
-        *[(x, c_int64) for x in ("type", "batch", "query_heads", "key_heads", "head_dim", "value_dim")],
-        *[(x, c_int64) for x in ("order", "normalize")],
-        *[(x, c_double) for x in ("scale", "eps")],
-        *[(x, FmTensor) for x in ("q", "k", "v", "o")],
-        *[(x, c_void_p) for x in ("mask", "head_scale", "state")],
-    ]
-
-
-class FmPool(Structure):
-    _fields_ = [("parallel_for", c_void_p), ("threads", c_int64)]
 
 
 @dataclass(frozen=True)
 class Library:
     """The loaded kernels: `levels` are all that are compiled in, the best first, `running` those this processor runs."""
 
-    functions: ctypes.CDLL
+    functions: dict[str, Callable[..., Any]]
     parallel_for: int | None
     levels: tuple[str, ...]
     running: tuple[str, ...]
+    prepared: dict[Any, Any] = field(default_factory=dict)
+    """Calls that only wait for data: kept here, as they are good for this library only."""
 
     def huge_pages(self, x: Tensor) -> None:
         """For a large tensor that was just allocated: page faults in small pages can take longer than filling it."""
         if x.nbytes >= _LARGE:
-            self.functions.fm_huge_pages(x.data_ptr(), x.nbytes)
+            self.functions["huge_pages"](x.data_ptr(), x.nbytes)
 
-    def run(self, function: str, call: Structure, level: str | None) -> None:
-        name = self.running[0] if level is None else level
-        if name not in self.running:
-            raise ValueError(f"level must be one that runs here, {', '.join(self.running)}, got {name!r}")
-        pool = FmPool(self.parallel_for, torch.get_num_threads())
-        status = getattr(self.functions, function)(self.levels.index(name), ctypes.byref(call), ctypes.byref(pool))
+    def run(self, function: str, call: bytes, level: str | None) -> None:
+        if level is None:
+            level = self.running[0]
+        elif level not in self.running:
+            raise ValueError(f"level must be one that runs here, {', '.join(self.running)}, got {level!r}")
+        status = self.functions[function](self.levels.index(level), call, self.parallel_for, torch.get_num_threads())
         if status == _NO_MEMORY:
             raise MemoryError("the native kernels could not allocate their scratch memory")
 
 
-def tensor(x: Tensor | None) -> FmTensor:
+def tensor(x: Tensor | None) -> Fields:
     """(B, H, N, C) or (B, H, N), the channels contiguous."""
-    return FmTensor() if x is None else FmTensor(x.data_ptr(), *x.stride()[:3], TYPES[x.dtype])
+    return NO_TENSOR if x is None else (x.data_ptr(), *x.stride()[:3], TYPES[x.dtype])
 
 
 @lru_cache(maxsize=1)
@@ -84,22 +67,23 @@ def load() -> Library | str:
     if spec is None or spec.origin is None:
         return "the kernels were not built: no C++ compiler worked when fastmax was installed"
     try:
-        functions = ctypes.CDLL(spec.origin)
+        c = ctypes.CDLL(spec.origin)
     except OSError as error:
         return f"the kernels do not load: {error}"
-    for name, structure in (("fm_forward", FmCall), ("fm_backward", FmCall), ("fm_step", FmStep)):
-        function = getattr(functions, name)  # by attribute: an item would be a new object each time
-        function.argtypes = [c_int64, POINTER(structure), POINTER(FmPool)]
-        function.restype = c_int
-    functions.fm_huge_pages.argtypes, functions.fm_huge_pages.restype = [c_void_p, c_int64], None
-    functions.fm_level_name.argtypes, functions.fm_level_name.restype = [c_int64], c_char_p
-    functions.fm_level_runs.argtypes, functions.fm_level_runs.restype = [c_int64], c_int
-    functions.fm_call_size.restype = functions.fm_level_count.restype = c_int64
-    if functions.fm_call_size() != ctypes.sizeof(FmCall):
+    functions: dict[str, Callable[..., Any]] = {}
+    for name in ("forward", "backward", "step"):
+        function = getattr(c, f"fm_{name}")
+        function.argtypes, function.restype = [c_int64, c_char_p, c_void_p, c_int64], c_int
+        functions[name] = function
+    c.fm_huge_pages.argtypes, c.fm_huge_pages.restype = [c_void_p, c_int64], None
+    functions["huge_pages"] = c.fm_huge_pages
+    c.fm_level_name.argtypes, c.fm_level_name.restype = [c_int64], c_char_p
+    c.fm_level_runs.argtypes, c.fm_level_runs.restype = [c_int64], c_int
+    c.fm_call_size.restype = c.fm_step_size.restype = c.fm_level_count.restype = c_int64
+    if (c.fm_call_size(), c.fm_step_size()) != (CALL.size, STEP.size):
         return f"the kernels at {spec.origin} are of another version: build fastmax again"
-    count = functions.fm_level_count()
-    levels = tuple(functions.fm_level_name(i).decode() for i in range(count))
-    running = tuple(name for i, name in enumerate(levels) if functions.fm_level_runs(i))
+    levels = tuple(c.fm_level_name(i).decode() for i in range(c.fm_level_count()))
+    running = tuple(name for i, name in enumerate(levels) if c.fm_level_runs(i))
     return Library(functions, _torch_parallel_for(), levels, running)
 
 

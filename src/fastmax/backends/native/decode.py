@@ -52,23 +52,21 @@ def step(
     expected = (batch, key_heads, feature_count(head_dim, order), value_dim + 1)
     if tuple(state.shape) != expected or state.dtype != dtype:
         raise ValueError(f"state must be {expected} of {dtype}, got {tuple(state.shape)} of {state.dtype}")
-    o = torch.empty(batch, query_heads, value_dim, dtype=v.dtype)
+    o = torch.empty(batch, query_heads, value_dim, dtype=v.dtype, device="cpu")
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    call = abi.FmStep(
-        abi.TYPES[dtype], batch, query_heads, key_heads, head_dim, value_dim, order, normalize,
-        scale=scale, eps=EPS, q=_token(q), k=_token(k), v=_token(v), o=_token(o), state=state.data_ptr(),
+    mask = None if key_mask is None else key_mask.expand(batch, key_heads).contiguous()
+    scales = None if head_scale is None else head_scale.to(torch.float64).contiguous()
+    call = abi.STEP.pack(
+        abi.TYPES[dtype], batch, query_heads, key_heads, head_dim, value_dim, order, normalize, scale, EPS,
+        *_token(q), *_token(k), *_token(v), *_token(o),
+        0 if mask is None else mask.data_ptr(), 0 if scales is None else scales.data_ptr(), state.data_ptr(),
     )  # fmt: skip
-    if key_mask is not None:
-        mask = key_mask.expand(batch, key_heads).contiguous()
-        call.mask = mask.data_ptr()
-    if head_scale is not None:
-        scales = head_scale.to(torch.float64).contiguous()
-        call.head_scale = scales.data_ptr()
     library = abi.load()
     assert not isinstance(library, str), library
-    library.run("fm_step", call, level)
+    library.run("step", call, level)
     return o
 
 
-def _token(x: Tensor) -> abi.FmTensor:
-    return abi.FmTensor(x.data_ptr(), x.stride(0), x.stride(1), 0, abi.TYPES[x.dtype])
+def _token(x: Tensor) -> abi.Fields:
+    batch_stride, head_stride, _ = x.stride()
+    return (x.data_ptr(), batch_stride, head_stride, 0, abi.TYPES[x.dtype])
