@@ -8,7 +8,7 @@
 namespace FM_LEVEL {
 
 struct Ahead {
-  static constexpr int MOST = 4, LINE = 64;
+  static constexpr int MOST = 5, LINE = 64;
   struct {
     const char* at;
     int64_t stride;

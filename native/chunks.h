@@ -185,7 +185,7 @@ struct QueryChunk {
     count = (int)most(0, end - begin);
     subs = (count + W - 1) / W;
     load_vectors(c, c.q, at(c.q, h.batch, head, h.query_start + begin), count, *sizes, grads ? (T)1 : scale, x, rstd);
-    for (int n = 0; grads && n < count; n++) load_output_grad(h, n);
+    if (grads) load_output_grads(h);
     for (int n = count; n < subs * W; n++) {  // fills the last sub-chunk; w is zero there, so it adds nothing
       memset(x + n * sizes->x_pitch, 0, sizes->x_pitch * sizeof(T));
       if (grads) memset(w + n * sizes->u_pitch, 0, sizes->u_pitch * sizeof(T));
@@ -204,22 +204,28 @@ struct QueryChunk {
     }
   }
   // w = [do / g, -(do . o) / g + dg]
-  void load_output_grad(const Head& h, int n) {
+  void load_output_grads(const Head& h) {
     const FmCall& c = *h.call;
-    const int value_dim = sizes->value_dim;
-    const int64_t token = h.query_start + first + n;
-    T *wn = w + n * sizes->u_pitch, g = ((const T*)c.g.data)[at(c.g, h.batch, head, token)], *o = d_rows;
-    memset(wn, 0, sizes->u_pitch * sizeof(T));
-    if (c.d_o.data && g != 0) {
-      const T inverse = 1 / g;
-      load_row(c.d_o.data, c.d_o.type, at(c.d_o, h.batch, head, token), value_dim, wn);
-      load_row(c.o.data, c.o.type, at(c.o, h.batch, head, token), value_dim, o);
-      multiply_row(wn, inverse, value_dim);
-      wn[value_dim] = -dot(wn, o, value_dim);
+    const int value_dim = sizes->value_dim, columns = sizes->shape.columns;
+    const int64_t token = h.query_start + first;
+    T* o = w_columns;  // until it is needed
+    if (c.d_o.data) {
+      load_rows(c.d_o.data, c.d_o.type, at(c.d_o, h.batch, head, token), c.d_o.token_stride, count, value_dim, w,
+                sizes->u_pitch);
+      load_rows(c.o.data, c.o.type, at(c.o, h.batch, head, token), c.o.token_stride, count, value_dim, o, columns);
     }
-    if (c.d_g.data) {
+    for (int n = 0; n < count; n++) {
+      T *wn = w + n * sizes->u_pitch, g = ((const T*)c.g.data)[at(c.g, h.batch, head, token + n)];
+      const bool used = c.d_o.data && g != 0;
+      if (used)
+        multiply_row(wn, 1 / g, value_dim);
+      else
+        memset(wn, 0, value_dim * sizeof(T));
+      memset(wn + value_dim, 0, (sizes->u_pitch - value_dim) * sizeof(T));
+      if (used) wn[value_dim] = -dot((const T*)wn, (const T*)o + (int64_t)n * columns, value_dim);
+      if (!c.d_g.data) continue;
       T extra;
-      load_row(c.d_g.data, c.d_g.type, at(c.d_g, h.batch, head, token), 1, &extra);
+      load_row(c.d_g.data, c.d_g.type, at(c.d_g, h.batch, head, token + n), 1, &extra);
       wn[value_dim] += extra;
     }
   }

@@ -26,7 +26,7 @@ struct Factorized {
     const int64_t chunk = sizes.chunk, dim = sizes.shape.dim, columns = sizes.shape.columns;
     keys.take(arena, sizes, chunk);
     queries.take(arena, sizes, chunk, pass != Pass::outputs);
-    panel = arena.take<T>(most(chunk, sizes.features.group * W) * W);
+    panel = arena.take<T>(most(chunk, Features<T>::GROUP * W) * W);
     weights_ = arena.take<T>(chunk * (pass == Pass::key_grads ? chunk : W));
     if (pass != Pass::key_grads) return;
     slopes = arena.take<T>(chunk * chunk);
@@ -61,7 +61,8 @@ struct Factorized {
     if (of_keys) add(c.k, h.key_head, h.key_start + next, c.head_dim), add(c.v, h.key_head, h.key_start + next, c.value_dim);
     if (!of_queries) return;
     add(c.q, h.key_head * h.groups, h.query_start + next, c.head_dim);
-    add(pass == Pass::outputs ? c.o : c.d_o, h.key_head * h.groups, h.query_start + next, c.value_dim);
+    add(c.o, h.key_head * h.groups, h.query_start + next, c.value_dim);
+    add(c.d_o, h.key_head * h.groups, h.query_start + next, c.value_dim);
   }
 
   // state += the keys begin:end, of one chunk, or, for the keys' gradients, the queries.

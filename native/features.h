@@ -22,11 +22,11 @@ struct Block {
 template <class T>
 struct Features {
   static constexpr int W = WIDE<T>;
+  static constexpr int GROUP = W < 64 ? 64 / W : 1;  // blocks used together: their part of the state stays in the cache
   int dim, columns, order;
   int blocks, linear;  // blocks in all, and of degree 1: these come first
   int64_t head;  // the constant feature lies in front of the blocks
   int64_t size;
-  int group;     // blocks that are read together: their part of the state stays in the first-level cache
 
   Features(int dim, int columns, int order) : dim(dim), columns(columns), order(order) {
     const int across = (dim + W - 1) / W;
@@ -34,7 +34,6 @@ struct Features {
     if (order == 2) blocks += (dim - 1) / 2 * across + across + (dim % 2 == 0 ? (dim / 2 + W - 1) / W : 0);
     head = round_up(columns, W);
     size = head + (int64_t)blocks * columns * W;
-    group = (int)most(1, 64 / W);
   }
   // Of a token, and of its shifted copies if there are any.
   int64_t row_pitch() const { return round_up(round_up(dim, W) + (order == 2 ? dim / 2 + W : 0), W); }
@@ -132,18 +131,20 @@ void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, in
       });
     }
   for (int i = f.linear, stop; i < f.blocks; i = stop) {
-    stop = (int)least(i + f.group, f.blocks);
+    stop = (int)least(i + f.GROUP, f.blocks);
+    Block group[f.GROUP];
+    for (int b = i; b < stop; b++) group[b - i] = f.block(b);
     for (int64_t sub = 0; sub < subs; sub++) {
       const T* xs = x + sub * f.dim * W;
       T* p = panel;
       for (int b = i; b < stop; b++) {
-        const Block block = f.block(b);
-        const T scale = block.shift ? (T)1 : (T)ROOT_HALF;
+        const Block block = group[b - i];
         for (int lane = 0; lane < block.lanes; lane++, p += W) {
           const int other = block.first + lane + block.shift;
           const T *left = xs + (block.first + lane) * W, *right = xs + (other < f.dim ? other : other - f.dim) * W;
-          store(p, scale * load(left) * load(right)), store(p + L, scale * load(left + L) * load(right + L));
+          store(p, load(left) * load(right)), store(p + L, load(left + L) * load(right + L));
         }
+        for (T* square = p - block.lanes * W; block.shift == 0 && square < p; square++) *square *= (T)ROOT_HALF;
       }
       for (int t = 0; t < tiles.count; t++) {
         T* o = out + (sub * f.columns + tiles.start(t)) * W;
@@ -153,7 +154,7 @@ void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, in
           clear<T, n>(acc);
           const T* phi = panel;
           for (int b = i; b < stop; b++) {
-            const int lanes = f.block(b).lanes;
+            const int lanes = group[b - i].lanes;
             multiply<T, n>(acc, state + f.offset(b) + tiles.start(t) * W, 1, W, phi, W, lanes);
             phi += lanes * W;
           }
@@ -169,13 +170,15 @@ template <class T>
 void read_vjp(const Features<T>& f, const T* state, const T* x, const T* w, int subs, T* d_x,
               Ahead& ahead) {
   constexpr int W = WIDE<T>, L = LANES<T>;
-  for (int i = 0; i < f.blocks; i += f.group) {
-    const int stop = (int)least(i + f.group, f.blocks);
+  for (int i = 0; i < f.blocks; i += f.GROUP) {
+    const int stop = (int)least(i + f.GROUP, f.blocks);
+    Block group[f.GROUP];
+    for (int b = i; b < stop; b++) group[b - i] = f.block(b);
     for (int64_t sub = 0; sub < subs; sub++) {
       const T *xs = x + sub * f.dim * W, *ws = w + sub * f.columns * W;
       T* ds = d_x + sub * f.dim * W;
       for (int b = i; b < stop; b++) {
-        const Block block = f.block(b);
+        const Block block = group[b - i];
         const Tiles tiles(block.lanes);
         ahead.some(subs * f.blocks);
         for (int t = 0; t < tiles.count; t++) {

@@ -69,10 +69,10 @@ FM_INLINE void with_rows(int n, const F& f) {
 
 // Cuts `total` rows into tiles of nearly equal height: 13 rows as 5 + 4 + 4, not 6 + 6 + 1, which would starve the units.
 struct Tiles {
-  int total, count;
-  explicit Tiles(int total) : total(total), count((total + ROWS - 1) / ROWS) {}
-  int start(int i) const { return (int)((int64_t)total * i / count); }
-  int rows(int i) const { return start(i + 1) - start(i); }
+  int count, low, higher;  // the first `higher` tiles have one row more than `low`
+  explicit Tiles(int total) : count((total + ROWS - 1) / ROWS), low(count ? total / count : 0), higher(total - low * count) {}
+  int start(int i) const { return i * low + (i < higher ? i : higher); }
+  int rows(int i) const { return low + (i < higher); }
 };
 
 // acc[r] += sum over k of a[k * a_step + r * a_row] * b[k * b_step ..]

@@ -16,8 +16,19 @@ cp -r "$root/src" "$build/src"
 cp "$build/_kernels.so" "$build/src/fastmax/backends/native/_kernels.so"
 
 cd "$root"
-# Leaks are not looked for: the interpreter itself has them. One test measures memory, which the sanitizers change.
-LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)" \
-ASAN_OPTIONS=detect_leaks=0 PYTHONPATH="$build/src" \
-  "$python" -m pytest -p no:cacheprovider tests/test_native.py \
+# Without site (-S), for an editable install would put the everyday package in front of the copy.
+packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+sanitized() {
+  # Leaks are not looked for: the interpreter itself has them.
+  LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)" \
+  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH="$build/src:$packages" "$python" -S "$@"
+}
+sanitized -c "
+from importlib.util import find_spec
+from fastmax.backends import native
+found = find_spec('fastmax.backends.native._kernels').origin
+assert found == '$build/src/fastmax/backends/native/_kernels.so', found
+print('sanitized kernels:', native.describe())"
+# One test measures memory, which the sanitizers change.
+sanitized -m pytest -p no:cacheprovider tests/test_native.py \
   --deselect tests/test_native.py::test_scratch_memory_is_small "$@"
