@@ -88,15 +88,24 @@ def test_bench_kernel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     monkeypatch.setattr(kernel, "quick_grid", lambda: cells)
     monkeypatch.setattr(kernel, "SGEMM", 32)
     monkeypatch.setattr(kernel, "COPY", 1024)
+    monkeypatch.setattr(kernel, "THREADS_TOKENS", 32)
+    threads = torch.get_num_threads()
     out = tmp_path / "kernel.json"
     assert cli.main(["bench", "kernel", "--quick", "--out", str(out)]) == 0
+    assert torch.get_num_threads() == threads
     measured = json.loads(out.read_text())
     assert len(measured["cells"]) == len(cells)
     contestants = {"sgemm", "sdpa", "chunked", "dense", "factorized", "native"}
-    assert all(set(cell["seconds"]) - {"copy"} == contestants for cell in measured["cells"])
+    for cell in measured["cells"]:
+        assert set(cell["seconds"]) - {"copy"} == contestants | ({"float32"} if cell["dtype"] == "bfloat16" else set())
     printed = capsys.readouterr().out
     assert "### forward + backward, order 2, bfloat16" in printed
     assert "Rule: the form picked takes at worst" in printed
+    assert f"Threads: {threads} are " in printed
+    assert cli.main(["bench", "kernel", "--quick", "--head-dim", "16", "--order", "1", "--out", str(out)]) == 0
+    assert {cell["order"] for cell in json.loads(out.read_text())["cells"]} == {1}
+    assert cli.main(["bench", "kernel", "--quick", "--head-dim", "32", "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["cells"] == []
 
 
 def test_the_full_grid_is_the_documented_one() -> None:

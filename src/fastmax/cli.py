@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument("--tokens", type=int, nargs="+", metavar="N", help="only these lengths of the grid")
             one.add_argument("--dtype", choices=("float32", "bfloat16"), help="only this dtype")
             one.add_argument("--order", type=int, choices=(1, 2), help="only this order")
+            one.add_argument("--head-dim", type=int, nargs="+", metavar="D", help="only these head dimensions")
     lra.add_parser(commands)
     data.add_parser(commands)
     return top
@@ -74,9 +75,8 @@ def _bench(options: argparse.Namespace) -> int:
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    more = (
-        {"tokens": options.tokens, "dtype": options.dtype, "order": options.order} if options.bench == "kernel" else {}
-    )
+    names = ("tokens", "dtype", "order", "head_dim") if options.bench == "kernel" else ()
+    more = {name: getattr(options, name) for name in names}
     import_module(f"fastmax.bench.{options.bench}").run(options.out, options.quick, **more)
     return 0
 

@@ -23,6 +23,9 @@ SGEMM = 1024
 COPY = 1 << 24
 """Elements of the fp32 array whose copy sets the pace of what is bound by memory."""
 
+THREADS_TOKENS = 16384
+"""The length at which one thread is compared with all."""
+
 LONGEST = 10.0
 """A call that would take longer, in seconds, by the flops of its form at the pace of sgemm is left out."""
 
@@ -41,9 +44,12 @@ class Cell:
 
     @property
     def factorized_flops(self) -> float:
-        """4 N F (Dv + 1) per head; the dense part inside causal chunks, a few percent, is not counted."""
-        features = feature_count(self.head_dim, self.order)
-        return 4.0 * self.tokens * features * (self.head_dim + 1) * self.heads * (3.5 if self.backward else 1)
+        """4 N F (Dv + 1) per head, and N C (D + Dv) for the dense part inside causal chunks of C tokens."""
+        per_token = 4.0 * feature_count(self.head_dim, self.order) * (self.head_dim + 1)
+        if self.is_causal:
+            chunk = 64 if self.head_dim <= 32 or self.order == 1 else 128  # as in native/chunks.h
+            per_token += 2.0 * chunk * self.head_dim
+        return per_token * self.tokens * self.heads * (3.5 if self.backward else 1)
 
     @property
     def dense_flops(self) -> float:
@@ -65,8 +71,8 @@ def full_grid() -> Iterator[Cell]:
 
 
 def quick_grid() -> Iterator[Cell]:
-    """The corners, with two heads at 16,384 tokens to stay within two minutes."""
-    for tokens, heads in ((128, 8), (1024, 8), (16384, 2)):
+    """The corners, with two heads over 8,192 tokens to stay within two minutes."""
+    for tokens, heads in ((128, 8), (1024, 8), (8192, 2)):
         for head_dim in (32, 64):
             for order in (1, 2):
                 for is_causal in (False, True):
@@ -75,36 +81,64 @@ def quick_grid() -> Iterator[Cell]:
                             yield Cell(tokens, head_dim, order, is_causal, backward, heads=heads)
     for is_causal in (False, True):
         yield Cell(1024, 64, 2, is_causal, False, "bfloat16")
-        yield Cell(16384, 64, 2, is_causal, False, "bfloat16", heads=2)
+        yield Cell(8192, 64, 2, is_causal, False, "bfloat16", heads=2)
 
 
 def run(
-    out: str | None, quick: bool, tokens: list[int] | None = None, dtype: str | None = None, order: int | None = None
+    out: str | None,
+    quick: bool,
+    tokens: list[int] | None = None,
+    dtype: str | None = None,
+    order: int | None = None,
+    head_dim: list[int] | None = None,
 ) -> None:
-    """Measure the grid, or the part of it at those lengths, of that dtype and order; print the tables, write the JSON."""
+    """Measure the grid, or a part of it, and how threads add up; print the tables, write the JSON."""
     if native.levels() == ():
         raise SystemExit(f"fastmax bench kernel: the native backend is {native.describe()}")
     cells = [
         cell
         for cell in (quick_grid() if quick else full_grid())
-        if (tokens is None or cell.tokens in tokens) and dtype in (None, cell.dtype) and order in (None, cell.order)
+        if (tokens is None or cell.tokens in tokens)
+        and (head_dim is None or cell.head_dim in head_dim)
+        and dtype in (None, cell.dtype)
+        and order in (None, cell.order)
     ]
     measured: dict[str, Any] = {"level": native.describe(), "cells": []}
     pace = 2 * SGEMM**3 / interleave({"sgemm": _sgemm()}, rounds=3)["sgemm"].best
-    with Progress(len(cells)) as bar:
+    with Progress(len(cells) + 1) as bar:
         for cell in cells:
             bar.step(f"N = {cell.tokens:,}, D = {cell.head_dim}, order {cell.order}, {cell.dtype}")
             measured["cells"].append(asdict(cell) | {"seconds": seconds(_measure(cell, pace, quick))})
             write(out, measured)
+        bar.step("threads")
+        measured["threads"] = _threads(2 if quick else 8)
+        write(out, measured)
     print(report.summary(measured))
+
+
+def _threads(heads: int) -> dict[str, Any]:
+    """The native kernel with one thread and with all, in turns."""
+    most = torch.get_num_threads()
+    q, k, v = (torch.randn(1, THREADS_TOKENS, heads, 64).transpose(1, 2) for _ in range(3))
+
+    def call(threads: int) -> Callable[[], object]:
+        def run() -> None:
+            torch.set_num_threads(threads)
+            fastmax_attention(q, k, v, backend="native")
+
+        return run
+
+    timings = interleave({"one": call(1), "all": call(most)}, rounds=5)
+    torch.set_num_threads(most)
+    return {"threads": most, "tokens": THREADS_TOKENS, "head_dim": 64, "heads": heads, "seconds": seconds(timings)}
 
 
 def _measure(cell: Cell, pace: float, quick: bool) -> dict[str, Timing]:
     """Its contestants in turns; the slower the cell, the fewer rounds."""
     costs = {"sdpa": cell.dense_flops, "dense": cell.dense_flops, "factorized": cell.factorized_flops}
-    costs |= {"chunked": 3 * min(cell.dense_flops, cell.factorized_flops), "native": 0.0}
-    contestants = {name: call for name, call in _contestants(cell).items() if costs[name] / pace < LONGEST}
-    slowest = max(costs[name] for name in contestants) / pace
+    costs |= {"chunked": 3 * min(cell.dense_flops, cell.factorized_flops)}
+    contestants = {name: call for name, call in _contestants(cell).items() if costs.get(name, 0) / pace < LONGEST}
+    slowest = max(costs.get(name, 0) for name in contestants) / pace
     rounds = max(1 if quick else 2, min(5, int((1 if quick else 3) / max(slowest, 1e-9))))
     base = {"sgemm": _sgemm()} | ({"copy": _copy()} if cell.order == 1 else {})
     return interleave(base | contestants, rounds=rounds, least_seconds=0.005)
@@ -127,22 +161,25 @@ def _contestants(cell: Cell) -> dict[str, Callable[[], object]]:
 
         return call
 
-    def op(f: Callable[..., Tensor], **options: Any) -> Callable[[], object]:
-        leaves = [x.detach().requires_grad_(cell.backward) for x in (q, k, v)]
+    def op(f: Callable[..., Tensor], to: torch.dtype = dtype, **options: Any) -> Callable[[], object]:
+        leaves = [x.detach().to(to).requires_grad_(cell.backward) for x in (q, k, v)]
+        grad = do.to(to)
 
         def call() -> None:
             o = f(*leaves, is_causal=cell.is_causal, **options)
             if cell.backward:
-                torch.autograd.grad(o, leaves, do)
+                torch.autograd.grad(o, leaves, grad)
 
         return call
 
+    wider = {} if dtype == torch.float32 else {"float32": op(fastmax_attention, torch.float32, order=cell.order)}
     return {
         "sdpa": op(scaled_dot_product_attention),
         "chunked": op(fastmax_attention, order=cell.order, backend="chunked"),
         "dense": kernel("dense"),
         "factorized": kernel("factorized"),
         "native": op(fastmax_attention, order=cell.order, backend="native"),
+        **wider,
     }
 
 

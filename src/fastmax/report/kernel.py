@@ -22,8 +22,18 @@ def summary(measured: dict[str, Any]) -> str:
         what = "forward + backward" if backward else "forward"
         parts.append(f"### {what}, order {order}, {dtype}")
         header = ["N, D, heads", "native", "of sgemm", "of roofline", "vs sdpa", "vs chunked", "form", "other form"]
+        header += ["vs fp32"] if dtype != "float32" else []
         parts.append(table(header, [_row(cell) for cell in cells]))
-    return "\n\n".join([*parts, rule(measured["cells"])])
+    return "\n\n".join(
+        [*parts, rule(measured["cells"]), *([threads(measured["threads"])] if "threads" in measured else [])]
+    )
+
+
+def threads(measured: dict[str, Any]) -> str:
+    """How much faster all threads are than one."""
+    best = {name: t["best"] for name, t in measured["seconds"].items()}
+    shape = f"forward, order 2, {measured['tokens']:,} tokens, D = {measured['head_dim']}, {measured['heads']} heads"
+    return f"Threads: {measured['threads']} are {times(best['one'] / best['all'])} as fast as one ({shape})."
 
 
 def share_of_sgemm(cell: dict[str, Any]) -> float:
@@ -75,7 +85,7 @@ def _row(cell: dict[str, Any]) -> list[str]:
     other = next((t for name, t in forms.items() if name != picked), None)
     roofline = share_of_roofline(cell)
     mask = " causal" if cell["is_causal"] else ""
-    return [
+    row = [
         f"{cell['tokens']:,}, {cell['head_dim']}, {cell['heads']}{mask}",
         milliseconds(s["native"]),
         f"{share_of_sgemm(cell):.2f}",
@@ -85,3 +95,4 @@ def _row(cell: dict[str, Any]) -> list[str]:
         picked,
         times(other / forms[picked] if other and picked in forms else None),
     ]
+    return row if cell["dtype"] == "float32" else [*row, times(s["float32"] / s["native"] if "float32" in s else None)]
