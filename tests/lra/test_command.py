@@ -112,15 +112,17 @@ def test_bench_lra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     """At toy lengths; no time is asserted."""
     monkeypatch.setattr(bench, "SHAPES", {name: made_up.TASKS[name] for name in ("text", "retrieval")})
     monkeypatch.setattr(bench, "TOKENS", 96)
+    monkeypatch.setattr(bench, "EXAMPLES", 8)
     monkeypatch.setattr(bench, "peak", lambda *_: {"before": 0, "peak": 2**21})
     bench.run(str(tmp_path / "lra.json"), quick=False)
     measured = json.loads((tmp_path / "lra.json").read_text())
     assert [cell["attention_dropout"] for cell in measured["cells"]] == [0.0, 0.0, 0.1, 0.1]
     assert [cell["batch"] for cell in measured["cells"]] == [2, 1, 2, 1]
-    assert all(set(cell["seconds"]) == set(bench.ATTENTIONS) for cell in measured["cells"])
+    assert all(set(cell["seconds"]) == {*bench.ATTENTIONS, bench.DATA} for cell in measured["cells"])
     printed = capsys.readouterr().out
     assert "### retrieval, N = 48 x 2, batch 1, attention dropout 0.1" in printed
     assert "2 MiB" in printed
+    assert printed.count("million tokens per second") == 4
     bench.run(None, quick=True)
     assert "attention dropout 0.1" not in capsys.readouterr().out
 

@@ -3,18 +3,22 @@
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
 from fastmax.baselines import SEVEN
 from fastmax.bench.measure import interleave, seconds, write
 from fastmax.bench.training_memory import peak
-from fastmax.lra import paper
+from fastmax.lra import batches, paper
 from fastmax.lra.model import classifier
 from fastmax.lra.presets import skyformer
-from fastmax.lra.tasks import Task
+from fastmax.lra.tasks import Split, Task
 from fastmax.progress import Progress
 from fastmax.report.table import table, times
 
@@ -29,6 +33,10 @@ SHAPES = {
 """The lengths, vocabularies and classes of the benchmark; no data is read."""
 TOKENS = 8000
 """Tokens per step at least: the batch is the smallest that has them. Ratios hardly depend on it, memory is in proportion."""
+EXAMPLES = 2000
+"""That batches are loaded from: memory-mapped files of random tokens, read in the order of training."""
+DATA = "data"
+"""The contestant that only loads batches."""
 QUICK_MEMORY = ("text",)
 """Each measurement of memory is a process, so a quick run makes them for the longest task only."""
 
@@ -60,9 +68,10 @@ def run(out: str | None, quick: bool) -> None:
     with Progress(len(grid) + len(measured_tasks) * len(ATTENTIONS)) as bar:
         for cell in grid:
             bar.step(f"time, {cell.task}")
-            timings = interleave(
-                {name: training_step(cell, name) for name in ATTENTIONS}, rounds=2 if quick else 5, least_seconds=0.0
-            )
+            with TemporaryDirectory() as folder:
+                contestants = {name: training_step(cell, name) for name in ATTENTIONS} | {DATA: loading(cell, folder)}
+                timings = interleave(contestants, rounds=2 if quick else 5, least_seconds=0.0)
+                del contestants
             gc.collect()
             memory = {}
             for name in () if quick and cell.task not in QUICK_MEMORY else ATTENTIONS:
@@ -106,6 +115,23 @@ def training_step(cell: Cell, attention: str, length: int | None = None) -> Call
     return step
 
 
+def loading(cell: Cell, folder: str) -> Callable[[], object]:
+    """The next batch of a training run."""
+    task = SHAPES[cell.task]
+    lead = (EXAMPLES, 2) if task.pair else (EXAMPLES,)
+    generator = np.random.default_rng(0)
+    columns = {
+        "tokens": generator.integers(1, task.vocabulary, (*lead, task.length), np.uint16),
+        "lengths": np.full(lead, task.length, np.int32),
+        "labels": generator.integers(task.classes, size=EXAMPLES),
+    }
+    for name, column in columns.items():
+        np.save(Path(folder) / f"{name}.npy", column)
+    split = Split(*(np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in columns))
+    steps = count()
+    return lambda: batches.take(split, batches.training_rows(EXAMPLES, cell.batch, 0, next(steps)))
+
+
 def summary(measured: dict[str, Any]) -> str:
     """A table per task: speed, both ratios, the paper's, memory."""
     parts = [
@@ -115,7 +141,8 @@ def summary(measured: dict[str, Any]) -> str:
     for cell in measured["cells"]:
         best = {name: t["best"] for name, t in cell["seconds"].items()}
         rows = []
-        for name, t in best.items():
+        for name in ATTENTIONS:
+            t = best[name]
             ratio = paper.speed_ratio(name, cell["task"])
             memory = cell["bytes"].get(name)
             rows.append(
@@ -134,4 +161,10 @@ def summary(measured: dict[str, Any]) -> str:
             f"attention dropout {cell['attention_dropout']}"
         )
         parts.append(table(["attention", "steps/s", "vs vanilla", "the paper's", "vs softmax", "peak memory"], rows))
+        fastest = min(best[name] for name in ATTENTIONS)
+        tokens = cell["tokens"] * (2 if cell["pair"] else 1) * cell["batch"]
+        parts.append(
+            f"Batches are loaded at {tokens / best[DATA] / 1e6:,.0f} million tokens per second, "
+            f"{fastest / best[DATA]:,.0f} times what the fastest takes in."
+        )
     return "\n\n".join(parts)
