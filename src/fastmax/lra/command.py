@@ -85,18 +85,20 @@ def _check_extra() -> None:
 
 def _train(options: argparse.Namespace) -> int:
     from fastmax.lra.sweep import folder
-    from fastmax.lra.train import train
+    from fastmax.lra.train import is_main_process, train
 
     config = _config(options, options.task, options.attention, options.seed)
     out = folder(Path("runs/lra"), config) if options.out is None else options.out
     train(config, data=_data(options), out=out, resume=options.resume, pace=_pace(options))
-    print(f"written to {out}")
+    if is_main_process():
+        print(f"written to {out}")
     return 0
 
 
 def _sweep(options: argparse.Namespace) -> int:
     from fastmax.baselines import SEVEN
     from fastmax.lra import sweep
+    from fastmax.lra.train import is_main_process
 
     out = Path("runs/lra") if options.out is None else options.out
     configs = [
@@ -106,7 +108,8 @@ def _sweep(options: argparse.Namespace) -> int:
         for attention in options.attentions or SEVEN
     ]
     found = sweep.sweep(configs, data=_data(options), out=out, pace=_pace(options))
-    print(sweep.summary(found))
+    if is_main_process():
+        print(sweep.summary(found))
     return 0
 
 

@@ -41,6 +41,13 @@ def make_accelerator(precision: str) -> Any:
     return Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=precision)
 
 
+def is_main_process() -> bool:
+    """Whether this one speaks to the user."""
+    from accelerate import PartialState
+
+    return bool(PartialState().is_main_process)
+
+
 def train(
     config: RunConfig,
     *,
