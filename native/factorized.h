@@ -54,6 +54,7 @@ struct Factorized {
     const int64_t next = begin + step * sizes.chunk, queries_left = h.queries - next, keys_left = h.keys - next;
     const int64_t left = of_keys && of_queries ? least(keys_left, queries_left) : of_keys ? keys_left : queries_left;
     ahead.start(next < 0 ? 0 : least(sizes.chunk, left));
+    if (ahead.rows == 0) return;
     auto add = [&](const FmTensor& t, int64_t head, int64_t token, int64_t channels) {
       const int64_t size = t.type == FM_F64 ? 8 : t.type == FM_F32 ? 4 : 2;
       if (t.data) ahead.add((const char*)t.data + at(t, h.batch, head, token) * size, t.token_stride * size, channels * size);

@@ -70,7 +70,7 @@ def run(out: str | None, quick: bool) -> None:
             bar.step(f"time, {cell.task}")
             with TemporaryDirectory() as folder:
                 contestants = {name: training_step(cell, name) for name in ATTENTIONS} | {DATA: loading(cell, folder)}
-                timings = interleave(contestants, rounds=2 if quick else 5, least_seconds=0.0)
+                timings = interleave(contestants, rounds=2 if quick else 3, least_seconds=0.0)
                 del contestants
             gc.collect()
             memory = {}
