@@ -37,6 +37,7 @@ bench: $(STAMP)  ## every benchmark; results go to results/
 	$(BIN)/fastmax bench decode --out results/decode.json
 	$(BIN)/fastmax bench dropout --out results/dropout.json
 	$(BIN)/fastmax bench long --out results/long.json
+	$(BIN)/fastmax bench lra --out results/lra.json
 
 sanitize: $(STAMP)  ## the kernel tests under the address and undefined-behaviour sanitizers
 	tools/sanitize.sh

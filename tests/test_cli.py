@@ -4,6 +4,8 @@ import io
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +182,24 @@ def test_interleave_takes_turns() -> None:
     )
     assert order == ["a", "a", "b", "b", *["a", "b"] * 3]
     assert all(0 < t.best <= t.median for t in timings.values())
+
+
+def test_a_slow_contestant_sits_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    turns: list[str] = []
+
+    def contestant(name: str, seconds: float) -> Callable[[], None]:
+        def call() -> None:
+            turns.append(name)
+            clock[0] += seconds
+
+        return call
+
+    contestants = {"fast": contestant("fast", 0.5), "slow": contestant("slow", 3.0)}
+    timings = measure.interleave(contestants, rounds=4, least_seconds=0.0, slow=(2.0, 1))
+    assert turns == ["fast", "fast", "slow", "fast", "slow", "fast", "fast", "fast"]
+    assert (timings["fast"].best, timings["slow"].best) == (0.5, 3.0)
 
 
 def test_tables_line_up() -> None:

@@ -134,14 +134,13 @@ def _threads(heads: int) -> dict[str, Any]:
 
 
 def _measure(cell: Cell, pace: float, quick: bool) -> dict[str, Timing]:
-    """Its contestants in turns; the slower the cell, the fewer rounds."""
+    """Its contestants in turns; slow ones have fewer."""
     costs = {"sdpa": cell.dense_flops, "dense": cell.dense_flops, "factorized": cell.factorized_flops}
     costs |= {"chunked": 3 * min(cell.dense_flops, cell.factorized_flops)}
     contestants = {name: call for name, call in _contestants(cell).items() if costs.get(name, 0) / pace < LONGEST}
-    slowest = max(costs.get(name, 0) for name in contestants) / pace
-    rounds = max(1 if quick else 2, min(5, int((1 if quick else 3) / max(slowest, 1e-9))))
     base = {"sgemm": _sgemm()} | ({"copy": _copy()} if cell.order == 1 else {})
-    return interleave(base | contestants, rounds=rounds, least_seconds=0.005)
+    slow = (0.1, 1) if quick else (1.0, 2)
+    return interleave(base | contestants, rounds=3 if quick else 7, least_seconds=0.005, slow=slow)
 
 
 def _contestants(cell: Cell) -> dict[str, Callable[[], object]]:

@@ -29,9 +29,16 @@ class Timing:
 
 
 def interleave(
-    contestants: Mapping[Name, Callable[[], object]], *, rounds: int = 5, least_seconds: float = 0.02
+    contestants: Mapping[Name, Callable[[], object]],
+    *,
+    rounds: int = 5,
+    least_seconds: float = 0.02,
+    slow: tuple[float, int] | None = None,
 ) -> dict[Name, Timing]:
-    """Every contestant to warm up, then in turns; short ones are repeated within a turn, as one clock tick is long."""
+    """Every contestant to warm up, then in turns; short ones are repeated within a turn, as one clock tick is long.
+
+    `slow` = (seconds, turns): one that takes longer than these seconds sits out after so many turns.
+    """
     repeats = {}
     for name, call in contestants.items():
         start = time.perf_counter()
@@ -41,8 +48,10 @@ def interleave(
             call()
         repeats[name] = max(1, min(1000, int(least_seconds / max(time.perf_counter() - start, 1e-9))))
     seconds: dict[Name, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
+    for turn in range(rounds):
         for name, call in contestants.items():
+            if slow is not None and turn >= slow[1] and min(seconds[name]) > slow[0]:
+                continue
             start = time.perf_counter()
             for _ in range(repeats[name]):
                 call()
