@@ -66,13 +66,23 @@ def run(options: argparse.Namespace) -> int:
     """The exit code. What the user can put right is a message, anything else a traceback."""
     try:
         _check_extra()
-        return {"train": _train, "sweep": _sweep, "eval": _eval}[options.lra](options)
+        code = {"train": _train, "sweep": _sweep, "eval": _eval}[options.lra](options)
+        _leave()
+        return code
     except (ValueError, OSError) as error:
         print(f"fastmax lra {options.lra}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nstopped; run it again (train: with --resume) to go on", file=sys.stderr)
         return 130
+
+
+def _leave() -> None:
+    """Ends what joins the processes: its threads, if they still run when the interpreter exits, abort it."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _check_extra() -> None:
