@@ -123,17 +123,6 @@ FM_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
 FM_INLINE double square_root(double x) { return __builtin_sqrt(x); }
 
 template <class T>
-FM_INLINE T sum(const T* x, int n) {
-  constexpr int L = LANES<T>;
-  Vec<T> a{}, b{};
-  int i = 0;
-  for (; i + 2 * L <= n; i += 2 * L) a += load(x + i), b += load(x + i + L);
-  for (; i + L <= n; i += L) a += load(x + i);
-  T total = horizontal_sum<T>(a + b);
-  for (; i < n; i++) total += x[i];
-  return total;
-}
-template <class T>
 FM_INLINE T dot(const T* x, const T* y, int n) {
   constexpr int L = LANES<T>;
   Vec<T> a{}, b{};

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fastmax import fastmax_attention, shortcut
 from fastmax.backends import native
@@ -134,6 +135,21 @@ def test_transforms_see_the_op() -> None:
     with Watch():
         assert torch.equal(fastmax_attention(q, k, v), plain)
     assert "fastmax.forward.default" in seen
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # inside of torch's make_dual
+def test_forward_derivatives_are_refused_not_dropped() -> None:
+    q, k, v = inputs()
+    fastmax_attention(q, k, v)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+        fastmax_attention(forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+
+
+def test_a_pending_negation_counts() -> None:
+    q, k, v = inputs()
+    negated = torch._neg_view(v)
+    assert negated.is_neg()
+    assert torch.equal(fastmax_attention(q, k, negated), -fastmax_attention(q, k, v))
 
 
 def test_broadcast_inputs_are_not_prepared() -> None:

@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fastmax import checks
 from fastmax.backends import resolve
 from fastmax.problem import InputGrads, OutputGrads, Problem
-from fastmax.shortcut import unwatched
+from fastmax.watched import unwatched
 
 # The fields of `Problem`, in its order, and the name of the backend.
 _CALL = (
@@ -23,25 +24,24 @@ _OUTPUTS_AND_GRADS = "Tensor o, Tensor g, Tensor? do, Tensor? dg, Tensor? d_stat
 
 def attend(p: Problem, backend: str) -> tuple[Tensor, Tensor]:
     """The output and the state of a problem, differentiable in its tensors."""
-    if _nobody_watches(p):
+    if unwatched(*(x for x in (p.q, p.k, p.v, p.head_scale, p.key_mask, p.state_in) if x is not None)):
         _check_values(p)
         o, _, state = resolve(backend, p).forward(p)
     else:
+        _refuse_tangents(p)
         o, _, state = forward(*(getattr(p, name) for name in _FIELDS), backend)
     return o, state
 
 
-def _nobody_watches(p: Problem) -> bool:
-    """Whether neither autograd nor a compiler, a tracer, a transform or a tensor subclass has to see the op.
-
-    Then the backend is called at once: the way through the dispatcher takes longer than a short attention on the CPU.
-    """
-    if p.q.device.type != "cpu" or not unwatched():
-        return False
-    tensors = [x for x in (p.q, p.k, p.v, p.head_scale, p.key_mask, p.state_in) if x is not None]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return False
-    return all(type(x) is Tensor or type(x) is torch.nn.Parameter for x in tensors)
+def _refuse_tangents(p: Problem) -> None:
+    """A custom op drops forward-mode tangents without a word."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    tensors = [x for x in (p.q, p.k, p.v, p.head_scale, p.state_in) if x is not None]
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):  # type: ignore[no-untyped-call]
+        raise NotImplementedError(
+            "fastmax_attention has no forward-mode derivative; fastmax.reference_attention has one, in O(N^2)"
+        )
 
 
 @torch.library.custom_op("fastmax::forward", mutates_args=(), schema=f"({_CALL}) -> (Tensor, Tensor, Tensor)")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastmax.backends import native
 from fastmax.problem import Problem
+from fastmax.watched import unwatched
 
 Signature = tuple[Any, ...]
 
@@ -39,27 +40,18 @@ def signature(
         return None
     if type(dropout_p) is not float or dropout_p != 0:
         return None
-    if not (type(query) is Tensor and type(key) is Tensor and type(value) is Tensor and query.is_cpu and unwatched()):
-        return None
     if not (type(is_causal) is type(normalize) is type(enable_gqa) is bool and type(order) is int):
         return None
     if not (scale is None or type(scale) is float) or backend not in ("auto", "native"):
         return None
     if torch.is_autocast_enabled("cpu"):
         return None
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    if not unwatched(query, key, value):
         return None
     return (
         query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype, key.device,
         value.shape, value.stride(), value.dtype, value.device, is_causal, order, scale, normalize, enable_gqa, backend,
     )  # fmt: skip
-
-
-def unwatched() -> bool:
-    """Whether no compiler, tracer, transform or mode has to see the op."""
-    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
-        return False
-    return not (torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state())
 
 
 def known(of: Signature) -> native.Prepared | None:
