@@ -8,8 +8,10 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-STAMP := $(VENV)/.installed
-NATIVE := CMakeLists.txt $(wildcard native/*)
+# An editable install knows the files that there were: its stamp carries a sum over their names.
+FILES := $(shell find src -name '*.py' | sort | cksum | cut -d ' ' -f 1)
+STAMP := $(VENV)/.installed-$(FILES)
+NATIVE := CMakeLists.txt $(shell find native -type f)
 
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

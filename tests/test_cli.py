@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fastmax import __version__, cli
+from fastmax._progress import Progress
 from fastmax.backends import BACKENDS, native
 from fastmax.bench import core, decode, demo, dropout, kernel, long, measure, memory
-from fastmax.progress import Progress
 from fastmax.report import kernel as kernel_report
 from fastmax.report.table import milliseconds, table, times
 

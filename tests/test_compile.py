@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fastmax import fastmax_attention, fastmax_varlen_attention, ops
-from fastmax.problem import Problem
+from fastmax.call import Problem
 from tests.support import forced, randn
 
 

@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fastmax import dropout, fastmax_attention, fastmax_varlen_attention, ops, reference_attention
 from fastmax.backends import BACKENDS
+from fastmax.call import Problem
 from fastmax.core import similarity, standardize
-from fastmax.problem import Problem
 from tests.support import forced, randn, with_grads
 
 MODES = pytest.mark.parametrize("mode", dropout.MODES)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fastmax import attention_matrix, core, dropout, fastmax_attention, similarity, standardize
-from fastmax.rotary import rotate
+from fastmax.nn.rotary import rotate
 from tests.support import forced, randn
 
 SIGNED_TOKENS = st.lists(st.tuples(st.floats(-1, 1), st.floats(-10, 10)), min_size=1, max_size=24)

@@ -16,9 +16,9 @@ from torch import Tensor
 from fastmax import fastmax_attention, fastmax_varlen_attention
 from fastmax.backends import chunked, native
 from fastmax.backends.native import abi
+from fastmax.call import InputGrads, OutputGrads, Problem
 from fastmax.core import standardize
 from fastmax.features import feature_count
-from fastmax.problem import InputGrads, OutputGrads, Problem
 from tests.support import assert_within_budget, randn
 
 pytestmark = pytest.mark.skipif(not native.levels(), reason=native.describe())
@@ -304,7 +304,7 @@ def test_scratch_memory_is_small() -> None:
     script = """
 import resource, torch
 from fastmax.backends import native
-from fastmax.problem import OutputGrads, Problem
+from fastmax.call import OutputGrads, Problem
 torch.set_num_threads(2)
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,12 +1,9 @@
 """Fastmax: factorizable attention in linear time, exact and drop-in."""
 
+from fastmax.api import fastmax_attention, fastmax_varlen_attention
 from fastmax.core import similarity, standardize
-from fastmax.functional import fastmax_attention, fastmax_varlen_attention
-from fastmax.layer_options import LayerOptions
-from fastmax.nn import FastmaxAttention
+from fastmax.nn import FastmaxAttention, LayerOptions, Replacement, replace_attention, rotate
 from fastmax.reference import attention_matrix, reference_attention
-from fastmax.replace import Replacement, replace_attention
-from fastmax.rotary import rotate
 from fastmax.state import FastmaxState
 
 __all__ = [

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import fastmax
+from fastmax.data import command as data
 from fastmax.lra import command as lra
-from fastmax.lra.data import command as data
 
 BENCHES = {
     "core": "growth of time and memory, and the paper's literal form",

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fastmax import checks
+from fastmax import validation
+from fastmax._torch_private import unwatched
 from fastmax.backends import resolve
-from fastmax.problem import InputGrads, OutputGrads, Problem
-from fastmax.watched import unwatched
+from fastmax.call import InputGrads, OutputGrads, Problem
 
 # The fields of `Problem`, in its order, and the name of the backend.
 _CALL = (
@@ -78,10 +78,10 @@ def _(*call: Any) -> InputGrads:
 def _check_values(p: Problem) -> None:
     """Checks that must read the data: made where it is at hand, and only where reading it does not stall a device."""
     if p.cu_seqlens_q is not None and p.cu_seqlens_k is not None:
-        checks.cu_seqlens("cu_seqlens_q", p.cu_seqlens_q, p.q.shape[2])
-        checks.cu_seqlens("cu_seqlens_k", p.cu_seqlens_k, p.k.shape[2])
+        validation.cu_seqlens("cu_seqlens_q", p.cu_seqlens_q, p.q.shape[2])
+        validation.cu_seqlens("cu_seqlens_k", p.cu_seqlens_k, p.k.shape[2])
     if p.head_scale is not None and p.head_scale.device.type == "cpu":
-        checks.head_scale(p.head_scale)
+        validation.head_scale(p.head_scale)
 
 
 # Where the options end and the optional tensors begin in a call, after q, k and v.

@@ -6,7 +6,7 @@ from math import factorial, prod
 import torch
 from torch import Tensor
 
-from fastmax import checks, dropout
+from fastmax import dropout, validation
 from fastmax.core import default_scale, similarity, standardize
 
 
@@ -26,7 +26,7 @@ def attention_matrix(
 
     Arguments as for `fastmax_attention`. A row whose keys are all masked is zero.
     """
-    checks.attention(query, key, key, attn_mask, 0.0, is_causal, order, scale, normalize, enable_gqa)
+    validation.attention(query, key, key, attn_mask, 0.0, is_causal, order, scale, normalize, enable_gqa)
     weights = _weights(query, key, attn_mask, is_causal, order, scale, normalize, enable_gqa, rows)
     return _divide(weights, weights.sum(-1, keepdim=True))
 
@@ -49,8 +49,8 @@ def reference_attention(
 
     From the same state of torch's generator it draws the same dropout.
     """
-    lead = checks.attention(query, key, value, attn_mask, dropout_p, is_causal, order, scale, normalize, enable_gqa)
-    checks.dropout_mode(dropout_mode)
+    lead = validation.attention(query, key, value, attn_mask, dropout_p, is_causal, order, scale, normalize, enable_gqa)
+    validation.dropout_mode(dropout_mode)
     masks = None
     if dropout_p:
         seed = dropout.new_seed(query.device)

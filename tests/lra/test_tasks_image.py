@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastmax.data import archives
 from fastmax.lra import tasks
-from fastmax.lra.data import archives
 from fastmax.lra.tasks import image
 from tests.lra.samples import SHARED, needs_shared, tar, write
 

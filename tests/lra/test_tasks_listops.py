@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastmax.data import files
 from fastmax.lra import tasks
-from fastmax.lra.data import files, listops_trees
+from fastmax.lra.generators import listops as listops_trees
 from fastmax.lra.tasks import listops
 from tests.lra.samples import SHARED, needs_shared, write
 

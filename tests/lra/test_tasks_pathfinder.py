@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fastmax.lra import tasks
-from fastmax.lra.data import pathfinder_images, pathfinder_scenes
-from fastmax.lra.data.pathfinder_scenes import CONTOUR, DASH, MARGIN, WINDOW, Dashes
+from fastmax.lra.generators import pathfinder_images, pathfinder_scenes
+from fastmax.lra.generators.pathfinder_scenes import CONTOUR, DASH, MARGIN, WINDOW, Dashes
 from tests.lra.samples import png, write
 
 Scenes = tuple[Dashes, Dashes]

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastmax.data import archives
 from fastmax.lra import tasks
-from fastmax.lra.data import archives
 from tests.lra.samples import SHARED, needs_shared, tar, write
 
 REVIEWS = {("neg", 0): b"awful", ("pos", 0): b"gr\xc3\xa9at \x00\xff", ("neg", 10): b"x" * 30, ("pos", 2): b"fine\ttoo"}

@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from fastmax.backends import chunked, native
-from fastmax.problem import InputGrads, OutputGrads, Problem
+from fastmax.call import InputGrads, OutputGrads, Problem
 
 
 class Backend(Protocol):

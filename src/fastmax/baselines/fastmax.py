@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastmax import checks
+from fastmax import validation
+from fastmax.api import fastmax_attention
 from fastmax.baselines.interface import Attention, per_key
 from fastmax.core import default_scale
-from fastmax.functional import fastmax_attention
-from fastmax.layer_options import layer_scale
+from fastmax.nn.options import layer_scale
 
 SCALES = ("paper", "sqrt", "learned")
 
@@ -40,7 +40,7 @@ class Fastmax(Attention):
         super().__init__()
         if scale not in SCALES:
             raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
-        checks.dropout_mode(dropout_mode)
+        validation.dropout_mode(dropout_mode)
         self.order = order
         self.dropout = dropout
         self.dropout_mode = dropout_mode

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from fastmax import core, fastmax_attention
+from fastmax._progress import Progress
 from fastmax.backends import BACKENDS
 from fastmax.bench.measure import interleave, seconds, write
 from fastmax.bench.memory import peak
-from fastmax.progress import Progress
 from fastmax.report.table import milliseconds, table, times
 
 MEMORY_TOKENS = [1 << n for n in range(14, 19)]

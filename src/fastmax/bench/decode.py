@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from fastmax._progress import Progress
 from fastmax.bench.measure import interleave, seconds, write
-from fastmax.progress import Progress
 from fastmax.report.table import milliseconds, table, times
 from fastmax.state import FastmaxState
 

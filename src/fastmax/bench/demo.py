@@ -4,8 +4,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from fastmax import fastmax_attention, reference_attention
+from fastmax._progress import Progress
 from fastmax.bench.measure import interleave, machine
-from fastmax.progress import Progress
 from fastmax.report.table import milliseconds, table, times
 
 EXACT = [(order, is_causal) for order in (1, 2, 3, 4) for is_causal in (False, True)]

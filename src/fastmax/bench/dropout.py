@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from fastmax import fastmax_attention
+from fastmax._progress import Progress
 from fastmax.bench.measure import interleave, seconds, write
 from fastmax.dropout import MODES
-from fastmax.progress import Progress
 from fastmax.report.table import milliseconds, table, times
 
 SHAPE = (1, 8, 4096, 32)

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from fastmax import fastmax_attention
+from fastmax._progress import Progress
 from fastmax.backends import native
 from fastmax.bench.measure import Timing, interleave, seconds, write
+from fastmax.call import OutputGrads, Problem
 from fastmax.core import default_scale
 from fastmax.features import feature_count
-from fastmax.problem import OutputGrads, Problem
-from fastmax.progress import Progress
 from fastmax.report import kernel as report
 
 SGEMM = 1024

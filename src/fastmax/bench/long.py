@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fastmax import fastmax_attention
+from fastmax._progress import Progress
 from fastmax.bench.measure import write
 from fastmax.bench.memory import peak
-from fastmax.progress import Progress
 from fastmax.report.table import table
 
 TOKENS, QUARTER, LAST, HEAD_DIM = 1 << 20, 1 << 18, 1000, 64

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from fastmax._progress import Progress
 from fastmax.baselines import SEVEN
 from fastmax.bench.measure import interleave, seconds, write
 from fastmax.bench.training_memory import peak
@@ -19,7 +20,6 @@ from fastmax.lra import batches, paper
 from fastmax.lra.model import classifier
 from fastmax.lra.presets import skyformer
 from fastmax.lra.tasks import Split, Task
-from fastmax.progress import Progress
 from fastmax.report.table import table, times
 
 ATTENTIONS = ("vanilla", *SEVEN)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 import fastmax
-from fastmax.whole_files import write_whole
+from fastmax._atomic_file import write_whole
 
 Name = TypeVar("Name", bound=Hashable)
 

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from fastmax._atomic_file import write_whole
 from fastmax.lra.run import RunConfig
-from fastmax.whole_files import write_whole
 
 FORMAT = "fastmax.lra"
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)

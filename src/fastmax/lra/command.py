@@ -184,6 +184,6 @@ def _pace(options: argparse.Namespace) -> Any:
 def _data(options: argparse.Namespace) -> Path:
     if options.data is not None:
         return Path(options.data)
-    from fastmax.lra.data.files import default_folder
+    from fastmax.data.files import default_folder
 
     return default_folder()

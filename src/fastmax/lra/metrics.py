@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from fastmax.whole_files import write_whole
+from fastmax._atomic_file import write_whole
 
 FILE = "metrics.jsonl"
 

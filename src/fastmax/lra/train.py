@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fastmax._atomic_file import remove_partial, write_whole
+from fastmax._progress import Progress
 from fastmax.lra import checkpoint
 from fastmax.lra.batches import share, take, training_rows
 from fastmax.lra.checkpoint import Position
@@ -20,8 +22,6 @@ from fastmax.lra.metrics import Metrics
 from fastmax.lra.run import RunConfig
 from fastmax.lra.schedule import learning_rate
 from fastmax.lra.tasks import Split
-from fastmax.progress import Progress
-from fastmax.whole_files import remove_partial, write_whole
 
 LATEST, BEST, RESULT = "checkpoint.safetensors", "best.safetensors", "result.json"
 

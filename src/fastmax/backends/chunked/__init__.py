@@ -6,7 +6,7 @@ from torch import Tensor
 from fastmax.backends.chunked import tiles as t
 from fastmax.backends.chunked.parts import Work, masks_of, parts
 from fastmax.backends.chunked.schedule import DROPOUT_CHUNK, Accumulate, Attend, Step, make_schedule
-from fastmax.problem import InputGrads, OutputGrads, Problem
+from fastmax.call import InputGrads, OutputGrads, Problem
 
 
 def describe() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fastmax import dropout
-from fastmax.problem import Problem
+from fastmax.call import Problem
 
 
 @dataclass(slots=True)

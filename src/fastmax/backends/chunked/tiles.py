@@ -14,9 +14,9 @@ from torch import Tensor
 from fastmax import dropout
 from fastmax.backends.chunked.parts import Work
 from fastmax.backends.chunked.schedule import Attend
+from fastmax.call import OutputGrads
 from fastmax.core import EPS, similarity, standardize
 from fastmax.features import phi, phi_vjp
-from fastmax.problem import OutputGrads
 
 FEATURE_BUDGET = 1 << 20
 """How many elements the features of one tile may have: enough for an efficient product, few enough for a cache."""

@@ -9,8 +9,8 @@ from fastmax.backends.native import abi
 from fastmax.backends.native.decode import step, step_unsupported
 from fastmax.backends.native.prepared import Prepared
 from fastmax.backends.native.rule import factorized_cost, form
+from fastmax.call import InputGrads, OutputGrads, Problem
 from fastmax.core import EPS
-from fastmax.problem import InputGrads, OutputGrads, Problem
 
 __all__ = [
     "Prepared", "backward", "describe", "form", "forward", "levels", "prepare", "prepared", "step", "step_unsupported",

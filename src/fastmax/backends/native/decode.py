@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from fastmax.backends.native import abi
+from fastmax.call import accumulation_dtype
 from fastmax.core import EPS
 from fastmax.features import feature_count
-from fastmax.problem import accumulation_dtype
 
 
 def step_unsupported(q: Tensor, v: Tensor, state: Tensor, *, order: int) -> str | None:

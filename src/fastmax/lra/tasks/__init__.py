@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from fastmax.lra.data import cache
+from fastmax.data import cache
 from fastmax.lra.tasks import image, listops, pathfinder, pixels, retrieval, text
 from fastmax.lra.tasks.interface import Split, Task
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fastmax.lra.data import archives, files
-from fastmax.lra.data.blocks import Block, Source
+from fastmax.data import archives, files
+from fastmax.data.blocks import Block, Source
 from fastmax.lra.tasks import pixels
 from fastmax.lra.tasks.interface import Task
 

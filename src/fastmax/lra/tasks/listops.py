@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fastmax.lra.data import files, listops_trees
-from fastmax.lra.data.blocks import Block, Source, batches
-from fastmax.lra.data.listops_trees import CLOSE, FIRST_OPERATOR, OPERATORS
+from fastmax.data import files
+from fastmax.data.blocks import Block, Source, batches
+from fastmax.lra.generators import listops as listops_trees
+from fastmax.lra.generators.listops import CLOSE, FIRST_OPERATOR, OPERATORS
 from fastmax.lra.tasks.interface import Task
 
 TASK = Task("listops", length=2000, vocabulary=32, classes=10, pair=False, pads=True)

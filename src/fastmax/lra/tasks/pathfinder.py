@@ -5,8 +5,9 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from fastmax.lra.data import files, pathfinder_images, png
-from fastmax.lra.data.blocks import Block, Source, batches
+from fastmax.data import files
+from fastmax.data.blocks import Block, Source, batches
+from fastmax.lra.generators import pathfinder_images, png
 from fastmax.lra.tasks import pixels
 from fastmax.lra.tasks.interface import Task
 

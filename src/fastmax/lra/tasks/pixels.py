@@ -4,7 +4,7 @@ from math import isqrt
 
 import numpy as np
 
-from fastmax.lra.data.blocks import Block
+from fastmax.data.blocks import Block
 
 SIDE = 32
 LENGTHS = tuple((SIDE >> k) ** 2 for k in range(5))  # 1024, 256, 64, 16, 4

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fastmax.lra.data import files
-from fastmax.lra.data.blocks import Block, Source, batches, pack
+from fastmax.data import files
+from fastmax.data.blocks import Block, Source, batches, pack
 from fastmax.lra.tasks.interface import Task
 
 TASK = Task("retrieval", length=4000, vocabulary=512, classes=2, pair=True, pads=True)

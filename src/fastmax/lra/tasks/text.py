@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fastmax.lra.data import archives, files
-from fastmax.lra.data.blocks import Block, Source, batches, pack
+from fastmax.data import archives, files
+from fastmax.data.blocks import Block, Source, batches, pack
 from fastmax.lra.tasks.interface import Task
 
 TASK = Task("text", length=4000, vocabulary=512, classes=2, pair=False, pads=True)

@@ -1,0 +1,92 @@
+"""One file from the web: resumed where it was interrupted, and put in place only when its checksum is right."""
+
+import errno
+import hashlib
+import http.client
+import os
+import shutil
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from fastmax._progress import Progress
+from fastmax.data.registry import Remote
+
+_PIECE = 1 << 20
+_TIMEOUT = 60.0
+
+
+def fetch(remote: Remote, data: Path) -> Path:
+    """The file in the data folder, fetched if it is not there. What was fetched before an interruption is kept.
+
+    OSError if the server or the disk fails, ValueError if the checksum is wrong.
+    """
+    path = data / remote.path
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    _room(path.parent, remote.size - _size(part))
+    if _size(part) < remote.size:
+        try:
+            _receive(remote, part)
+        except urllib.error.HTTPError as error:
+            if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                part.unlink()  # the server's file is shorter than this part of another one
+            raise OSError(f"{remote.url}: the server answered {error.code} {error.reason}") from error
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            raise OSError(f"{remote.url}: interrupted ({error}); {_again(part, remote)}") from error
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror} while writing {part}; {_again(part, remote)}") from error
+    if _size(part) < remote.size:
+        raise OSError(f"{remote.url}: the connection ended early; {_again(part, remote)}")
+    digest = _sha256(part)
+    if digest != remote.sha256:
+        part.unlink()
+        raise ValueError(
+            f"{remote.url}: expected sha256 {remote.sha256}, got {digest}; what came was deleted, nothing else was touched"
+        )
+    os.replace(part, path)
+    return path
+
+
+def _receive(remote: Remote, part: Path) -> None:
+    """Appends what is missing; starts anew if the server does not send parts."""
+    have = _size(part)
+    request = urllib.request.Request(remote.url, headers={"User-Agent": "fastmax"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+        resumed = have > 0 and answer.status == http.HTTPStatus.PARTIAL_CONTENT
+        pieces = -(-remote.size // _PIECE)
+        with part.open("ab" if resumed else "wb") as file, Progress(pieces) as bar:
+            bar.done += have // _PIECE if resumed else 0
+            left = remote.size - (have if resumed else 0)
+            while left > 0:
+                bar.step(f"MB of {part.name.removesuffix('.part')}")
+                piece = answer.read(min(_PIECE, left))
+                if not piece:
+                    break
+                file.write(piece)
+                left -= len(piece)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OSError(errno.ENOSPC, f"{folder} has {free / 1e6:,.0f} MB free, but {needed / 1e6:,.0f} MB are to come")
+
+
+def _again(part: Path, remote: Remote) -> str:
+    return f"{_size(part):,} of {remote.size:,} bytes are kept, run the same again to go on"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

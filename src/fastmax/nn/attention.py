@@ -1,0 +1,234 @@
+"""FastmaxAttention: nn.MultiheadAttention with Fastmax in the place of softmax."""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from fastmax.api import fastmax_attention
+from fastmax.call import accumulation_dtype
+from fastmax.core import standardize
+from fastmax.nn import extra_keys, masks, projection
+from fastmax.nn.options import LayerOptions, layer_scale
+from fastmax.nn.rotary import rotate
+from fastmax.reference import attention_matrix
+
+
+class FastmaxAttention(nn.MultiheadAttention):
+    """Multi-head Fastmax attention, in time and memory linear in the sequence length.
+
+    Constructor, parameters, `forward` and results are those of torch.nn.MultiheadAttention, and state_dicts load from one
+    into the other, unless `num_kv_heads` or `learn_scale` asks for other parameters. What differs:
+
+    - A mask may be causal, hide keys from all queries, or both, given in any of the ways that MultiheadAttention knows;
+      any other mask is a ValueError.
+    - `is_causal=True` needs no `attn_mask`; if there is one, it is taken to be the causal mask and not looked at.
+    - A query that sees no key gives zeros (then the output projection), not NaN.
+    - Nested tensors are refused.
+
+    Args:
+        dropout: of the attention, in training; see `dropout_mode`. (Weights that are returned are those without dropout.)
+        order: the degree of the polynomial, 1 to 4.
+        scale: multiplies s = q̂ . k̂; default `layer_scale`. An odd order with a larger scale can have negative weights,
+            and denominators near zero.
+        learn_scale: learn one scale per head, from `scale` on: a parameter `head_scale` of shape (num_heads,). Leave it out
+            of weight decay.
+        normalize: standardize each query and key, which keeps s within bounds.
+        rotary: rotate positions into queries and keys, after they are standardized. Extra keys (`add_bias_kv`,
+            `add_zero_attn`) have no position. Needs an even head dimension.
+        rotary_base: see `fastmax.nn.rotary.rotate`.
+        num_kv_heads: so many heads of keys and values, each shared by num_heads / num_kv_heads query heads. With E_kv =
+            num_kv_heads * head_dim, in_proj_weight is then (embed_dim + 2 E_kv, embed_dim), k_proj_weight (E_kv, kdim),
+            v_proj_weight (E_kv, vdim), in_proj_bias (embed_dim + 2 E_kv,), bias_k and bias_v (1, 1, E_kv).
+        dropout_mode: "standard", "1d" or "quadratic", see `fastmax_attention`.
+        backend: "auto" or the name of one.
+    """
+
+    head_scale: nn.Parameter | None
+    num_kv_heads: int
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        order: int = 2,
+        scale: float | None = None,
+        learn_scale: bool = False,
+        normalize: bool = True,
+        rotary: bool = False,
+        rotary_base: float = 10000.0,
+        num_kv_heads: int | None = None,
+        dropout_mode: str = "quadratic",
+        backend: str = "auto",
+    ) -> None:
+        options = LayerOptions(order, scale, learn_scale, normalize, rotary, rotary_base, dropout_mode, backend)
+        if num_heads > 0 and embed_dim % num_heads:
+            raise ValueError(f"embed_dim must be divisible by num_heads, got {embed_dim} and {num_heads}")
+        if num_kv_heads is not None and (num_kv_heads < 1 or num_heads % num_kv_heads):
+            raise ValueError(f"num_kv_heads must divide num_heads = {num_heads}, got {num_kv_heads}")
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
+        self.num_kv_heads = num_kv_heads or num_heads
+        if self.num_kv_heads != num_heads:
+            self._share_heads(self.num_kv_heads * self.head_dim)
+        self._configure(options)
+
+    @classmethod
+    def from_attention(cls, module: nn.MultiheadAttention, options: LayerOptions | None = None) -> Self:
+        """A layer with the very parameters (the same objects), hooks and training mode of `module`."""
+        layer = cls.__new__(cls)
+        layer.__dict__.update(module.__dict__)
+        for registry in ("_parameters", "_buffers", "_modules"):  # so that what is added here does not appear there
+            layer.__dict__[registry] = module.__dict__[registry].copy()
+        layer.num_kv_heads = getattr(module, "num_kv_heads", module.num_heads)
+        layer._configure(options or LayerOptions())
+        return layer
+
+    def _configure(self, options: LayerOptions) -> None:
+        if options.rotary and self.head_dim % 2:
+            raise ValueError(f"rotary needs an even head dimension, got {self.head_dim}")
+        # nn.TransformerEncoderLayer asks this before it calls its fused softmax kernel instead of self_attn.forward.
+        self._qkv_same_embed_dim = False
+        self.options = options
+        self.scale = layer_scale(options.order, self.head_dim) if options.scale is None else float(options.scale)
+        start = self.out_proj.weight.new_full((self.num_heads,), self.scale)
+        self.register_parameter("head_scale", nn.Parameter(start) if options.learn_scale else None)
+
+    def _share_heads(self, kv_dim: int) -> None:
+        shapes = {
+            "in_proj_weight": (self.embed_dim + 2 * kv_dim, self.embed_dim),
+            "k_proj_weight": (kv_dim, self.kdim),
+            "v_proj_weight": (kv_dim, self.vdim),
+            "in_proj_bias": (self.embed_dim + 2 * kv_dim,),
+            "bias_k": (1, 1, kv_dim),
+            "bias_v": (1, 1, kv_dim),
+        }
+        for name, shape in shapes.items():
+            if getattr(self, name) is not None:
+                setattr(self, name, nn.Parameter(self.out_proj.weight.new_empty(shape)))
+        self._reset_parameters()
+
+    def _reset_parameters(self) -> None:
+        """As nn.MultiheadAttention does, and from the same random numbers."""
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+        for extra in (self.bias_k, self.bias_v):
+            if extra is not None:
+                nn.init.xavier_normal_(extra)
+        head_scale = getattr(self, "head_scale", None)  # not yet there when the base class initializes
+        if head_scale is not None:
+            nn.init.constant_(head_scale, self.scale)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As nn.MultiheadAttention: (L, B, E), or (B, L, E) if batch_first, or (L, E) unbatched.
+
+        `need_weights` returns the Fastmax matrix too, (B, L, S) or, unless averaged, (B, num_heads, L, S), at a cost of
+        O(L S) time and memory. It is on by default only because it is in nn.MultiheadAttention: turn it off for long
+        sequences. (nn.TransformerEncoderLayer and nn.TransformerDecoderLayer do.)
+        """
+        projection.check(query, key, value, (self.embed_dim, self.kdim, self.vdim), self.batch_first)
+        batch = projection.batch_size(query, self.batch_first)
+        # First of all, because to read a mask breaks the graph of a compiler: better before there is one.
+        mask, is_causal = masks.recognise(
+            attn_mask,
+            key_padding_mask,
+            is_causal,
+            batch=batch,
+            num_heads=self.num_heads,
+            queries=projection.length(query, self.batch_first),
+            keys=projection.length(key, self.batch_first),
+        )
+        q, k, v = self._projected(query, key, value)
+        normalize = self.options.normalize
+        if self.options.rotary:
+            q, k, normalize = self._rotated(q), self._rotated(k), False
+        extra, values = self._extra_keys()
+        if extra:
+            q, k, v, mask = extra_keys.prepend(q, k, v, mask, extra, values, is_causal)
+        hidden = len(extra) if is_causal else 0
+        scale = self.scale if self.head_scale is None else self.head_scale
+        options: dict[str, Any] = {
+            "order": self.options.order,
+            "scale": scale,
+            "normalize": normalize,
+            "enable_gqa": True,
+        }
+        dropout: dict[str, Any] = {}
+        if self.training and self.dropout > 0:
+            dropout = {"dropout_p": self.dropout, "dropout_mode": self.options.dropout_mode}
+        o = fastmax_attention(q, k, v, mask, is_causal=is_causal, backend=self.options.backend, **options, **dropout)
+        output = self.out_proj(projection.merge_heads(o[:, :, hidden:], batch is not None, self.batch_first))
+        if not need_weights:
+            return output, None
+        dtype = accumulation_dtype(q.dtype, k.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            weights = attention_matrix(q.to(dtype), k.to(dtype), mask, is_causal, **options).to(v.dtype)
+        weights = weights[:, :, hidden:].roll(-len(extra), -1)
+        weights = weights.mean(1) if average_attn_weights else weights
+        return output, weights.squeeze(0) if batch is None else weights
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, heads, L, D) each."""
+        separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        q, k, v = projection.project(query, key, value, separate, self.in_proj_weight, self.in_proj_bias)
+        return (
+            projection.split_heads(q, self.num_heads, self.batch_first),
+            projection.split_heads(k, self.num_kv_heads, self.batch_first),
+            projection.split_heads(v, self.num_kv_heads, self.batch_first),
+        )
+
+    def _standardized(self, x: Tensor) -> Tensor:
+        x = x.to(accumulation_dtype(x.dtype))
+        return standardize(x) if self.options.normalize else x
+
+    def _rotated(self, x: Tensor) -> Tensor:
+        return rotate(self._standardized(x), base=self.options.rotary_base)
+
+    def _extra_keys(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The learned and the zero key and their values, (1, heads, 1, D) each."""
+        keys, values = [], []
+        if self.bias_k is not None and self.bias_v is not None:
+            k, v = (projection.split_heads(x, self.num_kv_heads, True) for x in (self.bias_k, self.bias_v))
+            keys.append(self._standardized(k) if self.options.rotary else k)
+            values.append(v)
+        if self.add_zero_attn:
+            zeros = self.out_proj.weight.new_zeros(1, self.num_kv_heads, 1, self.head_dim)
+            keys.append(zeros)
+            values.append(zeros)
+        return keys, values
+
+    def extra_repr(self) -> str:
+        shown = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "order": self.options.order}
+        shown |= {"learn_scale": True} if self.options.learn_scale else {"scale": round(self.scale, 4)}
+        for name, default in (("num_kv_heads", self.num_heads), ("dropout", 0.0), ("batch_first", False)):
+            if getattr(self, name) != default:
+                shown[name] = getattr(self, name)
+        for name in ("normalize", "rotary", "rotary_base", "dropout_mode", "backend"):
+            if getattr(self.options, name) != getattr(LayerOptions, name):
+                shown[name] = getattr(self.options, name)
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())

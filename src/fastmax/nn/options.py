@@ -1,0 +1,39 @@
+"""The options that make an attention layer a Fastmax layer, checked once."""
+
+from dataclasses import dataclass
+from math import isfinite, sqrt
+
+from fastmax import validation
+from fastmax.core import MAX_ORDER
+
+
+def layer_scale(order: int, head_dim: int) -> float:
+    """What multiplies s in a layer: 1 / sqrt(D), as in the softmax layer it replaces, for even orders; 1 / D for odd ones.
+
+    With 1 / sqrt(D) the products of standardized tokens have unit spread, where the polynomial still resembles exp. For an
+    odd order 1 / D is the largest scale at which no weight can be negative.
+    """
+    return 1 / sqrt(head_dim) if order % 2 == 0 else 1 / head_dim
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """As `FastmaxAttention` documents them."""
+
+    order: int = 2
+    scale: float | None = None
+    learn_scale: bool = False
+    normalize: bool = True
+    rotary: bool = False
+    rotary_base: float = 10000.0
+    dropout_mode: str = "quadratic"
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.order <= MAX_ORDER:
+            raise ValueError(f"order must be from 1 to {MAX_ORDER}, got {self.order}")
+        if self.scale is not None and not isfinite(self.scale):
+            raise ValueError(f"scale must be finite, got {self.scale}")
+        if not self.rotary_base > 0:
+            raise ValueError(f"rotary_base must be positive, got {self.rotary_base}")
+        validation.dropout_mode(self.dropout_mode)
