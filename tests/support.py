@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from fastmax.backends.chunked import schedule, tiles
+from fastmax import api
+from fastmax.call import Options, normalization
+from fastmax.plan import RULE, Plan
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float64, grad: bool = False) -> Tensor:
@@ -39,22 +41,55 @@ def with_grads(f: Callable[..., Tensor], inputs: list[Tensor], do: Tensor, **opt
     return [o.detach(), *torch.autograd.grad(o, leaves, do.to(o.dtype))]
 
 
+_plan: ContextVar[Plan] = ContextVar("plan", default=RULE)
+
+
 @contextmanager
 def forced(
     *, dense: bool | None = None, chunk: int | None = None, budget: int | None = None, tile: int | None = None
 ) -> Iterator[None]:
-    """Overrides how the chunked backend cuts the work: form, causal chunk, elements per feature tile, dense tile."""
-    overrides = [
-        (schedule, "dense_is_cheaper", None if dense is None else lambda *_: dense),
-        (schedule, "causal_chunk", None if chunk is None else lambda *_: chunk),
-        (tiles, "FEATURE_BUDGET", budget),
-        (tiles, "DENSE_TILE", tile),
-    ]
-    patches = [patch.object(module, name, value) for module, name, value in overrides if value is not None]
-    for p in patches:
-        p.start()
+    """How the two functions below cut the work: form, causal chunk, elements per feature tile, dense tile."""
+    form = None if dense is None else "dense" if dense else "factorized"
+    token = _plan.set(Plan(form, chunk, tile, budget))
     try:
         yield
     finally:
-        for p in patches:
-            p.stop()
+        _plan.reset(token)
+
+
+def fastmax_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | Tensor | None = None,
+    normalize: bool | str = True,
+    log_decay: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    cu_seqlens: tuple[Tensor, Tensor] | None = None,
+    **options: Any,
+) -> Any:
+    """The public function, by the plan that is forced."""
+    plan = _plan.get()
+    if plan.form == "factorized" and options.get("order", 2) > 2 and options.get("backend", "auto") == "auto":
+        options["backend"] = "chunked"  # the only one that has it
+    chosen = Options(
+        is_causal=is_causal,
+        normalize=normalization(normalize),
+        scale=None if isinstance(scale, Tensor) else scale,
+        dropout_p=dropout_p,
+        **options,
+    )
+    return api._attend(query, key, value, attn_mask, scale, log_decay, initial_state, chosen, cu_seqlens, plan)
+
+
+def fastmax_varlen_attention(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *more: Any, **options: Any
+) -> Any:
+    """The same for packed sequences."""
+    q, k, v = (x.transpose(0, 1) for x in (query, key, value))
+    result = fastmax_attention(q, k, v, *more, cu_seqlens=(cu_seqlens_q, cu_seqlens_k), **options)
+    return (result[0].transpose(0, 1), result[1]) if isinstance(result, tuple) else result.transpose(0, 1)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastmax import attention_matrix, fastmax_attention, reference_attention
-from tests.support import assert_within_budget, forced, randn, with_grads
+from fastmax import attention_matrix, reference_attention
+from tests.support import assert_within_budget, fastmax_attention, forced, randn, with_grads
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

@@ -14,7 +14,7 @@ import torch
 
 from fastmax import __version__, cli
 from fastmax._progress import Progress
-from fastmax.backends import BACKENDS, native
+from fastmax.backends import NAMES, native
 from fastmax.bench import core, decode, demo, dropout, kernel, long, measure, memory
 from fastmax.report import kernel as kernel_report
 from fastmax.report.table import milliseconds, table, times
@@ -30,7 +30,7 @@ def test_version_and_info(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert f"fastmax {__version__}" in printed
     assert torch.__version__ in printed
-    for name in BACKENDS:
+    for name in NAMES:
         assert f"backend {name}" in printed
 
 
@@ -64,7 +64,7 @@ def test_bench_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     measured = json.loads(out.read_text())
     assert measured["machine"]["torch"] == torch.__version__
     assert measured["machine"]["threads"] == 1
-    assert [m["tokens"] for m in measured["memory"]] == [8192, 16384] * len(BACKENDS)
+    assert [m["tokens"] for m in measured["memory"]] == [8192, 16384] * len(NAMES)
     assert all(m["tensors"] == 8 * m["tokens"] * 64 * 4 for m in measured["memory"])
     # the tensors themselves, 16 and 32 MiB, are in the peak; the system counts pages in batches, so not to the byte
     assert all(m["peak"] - m["before"] > 0.8 * m["tensors"] for m in measured["memory"])

@@ -10,35 +10,32 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fastmax import fastmax_attention, fastmax_varlen_attention, ops
-from fastmax.call import Problem
+from fastmax.call import Call, Options
+from tests import support
 from tests.support import forced, randn
 
 
-def problem(**changes: Any) -> Problem:
+def problem(*, is_causal: bool = True, return_state: bool = True, **tensors: Any) -> Call:
     base: dict[str, Any] = {
         "q": randn(1, 4, 9, 3, grad=True),
-        "k": randn(1, 2, 7, 3, grad=True),
-        "v": randn(1, 2, 7, 5, grad=True),
-        "order": 2,
-        "is_causal": True,
-        "normalize": True,
-        "scale": 0.5,
-        "return_state": True,
-        "out_dtype": torch.float64,
+        "k": randn(1, 2, 9, 3, grad=True),
+        "v": randn(1, 2, 9, 5, grad=True),
+        "options": Options(is_causal=is_causal, scale=0.5, return_state=return_state, out_dtype=torch.float64),
     }
-    return Problem(**(base | changes))
+    return Call(**(base | tensors))
 
 
-PROBLEMS: dict[str, Callable[[], Problem]] = {
+PROBLEMS: dict[str, Callable[[], Call]] = {
     "plain": lambda: problem(return_state=False),
     "everything": lambda: problem(
         head_scale=torch.rand(4).double().requires_grad_(),
-        key_mask=torch.rand(1, 1, 7) > 0.3,
+        log_decay=(-torch.rand(1, 2, 9)).double().requires_grad_(),
+        key_mask=torch.rand(1, 1, 9) > 0.3,
         state_in=randn(1, 2, 10, 6, grad=True),
     ),
     "packed": lambda: problem(
         cu_seqlens_q=torch.tensor([0, 4, 9]),
-        cu_seqlens_k=torch.tensor([0, 3, 7]),
+        cu_seqlens_k=torch.tensor([0, 3, 9]),
         state_in=randn(2, 2, 10, 6, grad=True),
     ),
     "heads inside": lambda: problem(q=randn(1, 9, 4, 3).transpose(1, 2).requires_grad_(), is_causal=False),
@@ -48,13 +45,13 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_opcheck(backend: str, name: str) -> None:
     p = PROBLEMS[name]()
-    call = [getattr(p, field) for field in ops._FIELDS]
-    torch.library.opcheck(ops.forward, (*call, backend))
+    p.options = p.options._replace(backend=backend)
+    torch.library.opcheck(ops.forward, p.flatten())
     with torch.no_grad():
-        o, g, state = ops.forward(*call, backend)
-    grads = [torch.randn_like(o), torch.randn_like(g), torch.randn_like(state) if p.return_state else None]
-    detached = [x.detach() if isinstance(x, Tensor) else x for x in call]
-    torch.library.opcheck(ops.backward, (o, g, *grads, *detached, backend))
+        o, g, state = ops.forward(*p.flatten())
+    grads = [torch.randn_like(o), torch.randn_like(g), torch.randn_like(state) if p.options.return_state else None]
+    detached = [x.detach() if isinstance(x, Tensor) else x for x in p.flatten()]
+    torch.library.opcheck(ops.backward, (o, g, state, *grads, *detached))
 
 
 @pytest.fixture
@@ -175,6 +172,6 @@ def test_only_tensors_of_the_size_of_the_inputs_are_saved(backend: str) -> None:
 
     q, k, v = (randn(600, 8, grad=True) for _ in range(3))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), forced(dense=False):
-        o = fastmax_attention(q, k, v, is_causal=True, backend=backend)
+        o = support.fastmax_attention(q, k, v, is_causal=True, backend=backend)
     assert sorted(saved) == [600, *[600 * 8] * 4]
     torch.autograd.grad(o.sum(), q)

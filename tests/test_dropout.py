@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fastmax import dropout, fastmax_attention, fastmax_varlen_attention, ops, reference_attention
-from fastmax.backends import BACKENDS
-from fastmax.call import Problem
+import fastmax
+from fastmax import backends, dropout, ops, reference_attention
+from fastmax.call import Call, Options
 from fastmax.core import similarity, standardize
-from tests.support import forced, randn, with_grads
+from tests.support import fastmax_attention, fastmax_varlen_attention, forced, randn, with_grads
 
 MODES = pytest.mark.parametrize("mode", dropout.MODES)
 CAUSAL = pytest.mark.parametrize("is_causal", [False, True])
@@ -121,10 +121,8 @@ def test_the_expected_numerator_is_the_undropped_one(mode: str) -> None:
     total, count = torch.zeros_like(expected), 3000
     squares = torch.zeros_like(expected)
     for _ in range(count):
-        p = Problem(
-            q, k, v, 2, False, True, 1.0, False, torch.float64, 0.25, mode, dropout_seed=dropout.new_seed(q.device)
-        )
-        o, g, _ = ops.forward(*(getattr(p, name) for name in ops._FIELDS), "chunked")
+        options = Options(scale=1.0, dropout_p=0.25, dropout_mode=mode, backend="chunked", out_dtype=torch.float64)
+        o, g, _ = ops.forward(*Call(q, k, v, dropout_seed=dropout.new_seed(q.device), options=options).flatten())
         numerator = o * g.unsqueeze(-1)
         total += numerator
         squares += numerator**2
@@ -184,7 +182,7 @@ def test_compiled_forward_and_backward_agree(mode: str) -> None:
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def f(*x: Tensor) -> Tensor:
-        return fastmax_attention(*x, dropout_p=0.3, dropout_mode=mode, is_causal=True)
+        return fastmax.fastmax_attention(*x, dropout_p=0.3, dropout_mode=mode, is_causal=True)
 
     o = f(q, k, v)
     # o is linear in v: its change along any direction is the gradient's projection, for the same masks only
@@ -197,7 +195,8 @@ def test_compiled_forward_and_backward_agree(mode: str) -> None:
 def test_it_falls_to_a_backend_that_can() -> None:
     q = randn(9, 4)
     assert fastmax_attention(q, q, q, dropout_p=0.3).shape == (9, 4)
-    for name, backend in BACKENDS.items():
+    for name in backends.NAMES:
+        backend = backends.load(name)
         if name != "chunked":
             with pytest.raises(ValueError, match=f'backend="{name}" cannot run this call'):
                 fastmax_attention(q, q, q, dropout_p=0.3, backend=name)

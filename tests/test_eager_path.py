@@ -17,7 +17,7 @@ if not native.levels():
 
 @pytest.fixture(autouse=True)
 def _forget() -> None:
-    native.prepared().clear()
+    _eager_path.forget()
 
 
 def inputs(tokens: int = 20, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -41,22 +41,22 @@ OPTIONS: list[dict[str, Any]] = [
 def test_the_second_call_takes_the_short_way_to_the_same_numbers(options: dict[str, Any], dtype: torch.dtype) -> None:
     q, k, v = inputs(dtype=dtype)
     first = fastmax_attention(q, k, v, **options)
-    assert len(native.prepared()) == 1
+    assert _eager_path.remembered() == 1
     second = fastmax_attention(q, k, v, **options)
-    assert len(native.prepared()) == 1
+    assert _eager_path.remembered() == 1
     assert torch.equal(first, second)
     assert first.stride() == second.stride()
     assert first.dtype == second.dtype
     other = inputs(dtype=dtype)
     short = fastmax_attention(*other, **options)
-    native.prepared().clear()
+    _eager_path.forget()
     assert torch.equal(short, fastmax_attention(*other, **options))
 
 
 def test_what_differs_in_anything_is_another_call() -> None:
     q, k, v = inputs()
     results = {str(options): fastmax_attention(q, k, v, **options) for options in OPTIONS[:-1]}
-    assert len(native.prepared()) == len(OPTIONS) - 1
+    assert _eager_path.remembered() == len(OPTIONS) - 1
     for options in OPTIONS[:-1]:
         assert torch.equal(fastmax_attention(q, k, v, **options), results[str(options)])
     flat = [x.contiguous() for x in (q, k, v)]
@@ -119,7 +119,7 @@ def test_more_than_plain_arguments_is_never_taken_for_plain() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert fastmax_attention(q, k, v).dtype == torch.bfloat16
     assert not torch.equal(fastmax_attention(q, k, v, scale=torch.tensor(0.3)), plain)
-    assert len(native.prepared()) == 1
+    assert _eager_path.remembered() == 1
 
 
 def test_transforms_see_the_op() -> None:
@@ -176,4 +176,4 @@ def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_eager_path, "MOST", 3)
     for tokens in range(1, 9):
         fastmax_attention(*inputs(tokens))
-        assert 1 <= len(native.prepared()) <= 3
+        assert 1 <= _eager_path.remembered() <= 3

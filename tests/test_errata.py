@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastmax import attention_matrix, core, dropout, fastmax_attention, similarity, standardize
+from fastmax import attention_matrix, core, dropout, similarity, standardize
 from fastmax.nn.rotary import rotate
-from tests.support import forced, randn
+from tests.support import fastmax_attention, forced, randn
 
 SIGNED_TOKENS = st.lists(st.tuples(st.floats(-1, 1), st.floats(-10, 10)), min_size=1, max_size=24)
 """(s / limit, v) of each key that one query sees."""

@@ -29,7 +29,7 @@ SHARED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"order": 2.0}, TypeError, "order must be an int, got 2.0"),
     ({"order": True}, TypeError, "order must be an int, got True"),
     ({"is_causal": 1}, TypeError, "is_causal must be True or False, got 1"),
-    ({"normalize": "yes"}, TypeError, "normalize must be True or False, got 'yes'"),
+    ({"normalize": "yes"}, ValueError, "normalize must be True, False or \"rms\", got 'yes'"),
     ({"enable_gqa": None}, TypeError, "enable_gqa must be True or False, got None"),
     ({"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
     ({"scale": float("inf")}, ValueError, "scale must be finite, got inf"),

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastmax import fastmax_attention, fastmax_varlen_attention
 from fastmax.features import feature_count
-from tests.support import forced, randn
+from tests.support import fastmax_attention, fastmax_varlen_attention, forced, randn
 
 ORDERS = [1, 2, 3, 4]
 

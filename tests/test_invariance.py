@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from fastmax import fastmax_attention
-from tests.support import forced, randn
+from tests.support import fastmax_attention, forced, randn
 
 FORMS = [True, False]
 

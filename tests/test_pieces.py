@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastmax import fastmax_attention, fastmax_varlen_attention, reference_attention
-from tests.support import forced, randn, with_grads
+from fastmax import reference_attention
+from tests.support import fastmax_attention, fastmax_varlen_attention, forced, randn, with_grads
 
 
 @pytest.mark.parametrize("dense", [True, False])

@@ -1,7 +1,8 @@
-"""Calls like one before: on the CPU and without gradients, what was checked and chosen for it holds again.
+"""Calls that nobody but autograd watches: straight to a backend, and remembered.
 
-A short attention takes some dozen microseconds, and so does asking in Python what every argument is. The answers depend on
-the signature of a call alone: equal signatures, equal answers.
+The dispatcher, and asking in Python what every argument is, takes longer than a short attention. The answers depend on the
+options, shapes, strides and dtypes of a call alone, if it has nothing but queries, keys and values: equal keys, equal
+answers. A backend that offers `prepare` turns such a call into one that only waits for data.
 """
 
 from typing import Any
@@ -9,60 +10,114 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastmax._torch_private import unwatched
-from fastmax.backends import native
-from fastmax.call import Problem
-
-Signature = tuple[Any, ...]
+from fastmax import ops
+from fastmax._torch_private import AUTOGRAD, NOBODY, watchers
+from fastmax.backends import Backend, Prepared, resolve
+from fastmax.call import Call, InputGrads, Options
+from fastmax.plan import RULE, Plan
 
 MOST = 256
-"""Signatures that are remembered; then all are forgotten."""
+"""Calls that are remembered; then all are forgotten."""
+
+_PLAIN = frozenset(tuple(map(type, Options(scale=scale))) for scale in (None, 1.0))
+"""The types of options that are compared by value without taking 1 for True."""
+
+_prepared: dict[Any, Prepared] = {}
+_NOTHING = torch.empty(0)
 
 
-def signature(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    order: int,
-    scale: float | Tensor | None,
-    normalize: bool,
-    enable_gqa: bool,
-    initial_state: Tensor | None,
-    return_state: bool,
-    dropout_mode: str,
-    backend: str,
-) -> Signature | None:
-    """None where a call must take the long way: it has more to it, somebody watches, or a type is not the usual one."""
-    if attn_mask is not None or initial_state is not None or return_state is not False or dropout_mode != "quadratic":
+def key(query: Tensor, key: Tensor, value: Tensor, options: Options, watch: int) -> Any:
+    """What such a call is remembered by; None where there is more to it, or a type is not the usual one."""
+    if options.dropout_p or options.return_state or tuple(map(type, options)) not in _PLAIN:
         return None
-    if type(dropout_p) is not float or dropout_p != 0:
-        return None
-    if not (type(is_causal) is type(normalize) is type(enable_gqa) is bool and type(order) is int):
-        return None
-    if not (scale is None or type(scale) is float) or backend not in ("auto", "native"):
-        return None
-    if torch.is_autocast_enabled("cpu"):
-        return None
-    if not unwatched(query, key, value):
+    if watch > AUTOGRAD or torch.is_autocast_enabled("cpu"):
         return None
     return (
-        query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype, key.device,
-        value.shape, value.stride(), value.dtype, value.device, is_causal, order, scale, normalize, enable_gqa, backend,
+        options, query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype,
+        value.shape, value.stride(), value.dtype,
     )  # fmt: skip
 
 
-def known(of: Signature) -> native.Prepared | None:
-    return native.prepared().get(of)
+def known(key: Any) -> Prepared | None:
+    return None if key is None else _prepared.get(key)
 
 
-def remember(of: Signature, problem: Problem) -> None:
-    prepared = native.prepare(problem)
-    if prepared is None:
-        return
-    calls = native.prepared()
-    if len(calls) >= MOST:
-        calls.clear()
-    calls[of] = prepared
+def again(prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, watch: int) -> Tensor:
+    """The output of a call like one before."""
+    if watch == NOBODY:
+        return prepared.forward(query, key, value)
+    return _Again.apply(prepared, query, key, value)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def attend(call: Call, watch: int, key: Any = None, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
+    """o, g and the state; remembered under `key` if there is one, and then nothing but o."""
+    if call.cu_seqlens_q is not None or call.head_scale is not None or call.log_decay is not None:
+        ops.check_values(call)
+    backend = resolve(call)
+    prepare = None if key is None else getattr(backend, "prepare", None)
+    prepared = None if prepare is None else prepare(call)
+    if prepared is not None:
+        if len(_prepared) >= MOST:
+            _prepared.clear()
+        _prepared[key] = prepared
+        o = again(prepared, call.q, call.k, call.v, watch)
+        return o, _NOTHING, _NOTHING
+    if watch == NOBODY:
+        return backend.forward(call, plan)
+    return _Eager.apply(backend, plan, *call.flatten())  # type: ignore[no-untyped-call, no-any-return]
+
+
+def forget() -> None:
+    """All calls that were remembered."""
+    _prepared.clear()
+
+
+def remembered() -> int:
+    return len(_prepared)
+
+
+class _Eager(torch.autograd.Function):
+    """As the autograd of the op, without the dispatcher; the backend that ran forward runs backward."""
+
+    @staticmethod
+    def forward(ctx: Any, backend: Backend, plan: Plan, *values: Any) -> Any:
+        output = backend.forward(Call.unflatten(values), plan)
+        ctx.backend, ctx.plan = backend, plan
+        ops.save(ctx, values, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        o, g, state, *tensors = ctx.saved_tensors
+        if _watched(grads):
+            found: Any = ops.backward(o, g, state, *grads, *tensors, *ctx.options)
+        else:
+            call = Call.unflatten((*tensors, *ctx.options))
+            found = ops.gradients(ctx.backend, ctx.plan, call, o, g, state, *grads)
+        return None, None, *ops.by_input(InputGrads(*found), tuple(tensors)), *[None] * len(ctx.options)
+
+
+class _Again(torch.autograd.Function):
+    """The same for a prepared call."""
+
+    @staticmethod
+    def forward(ctx: Any, prepared: Prepared, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        o, g = prepared.forward_for_grads(q, k, v)
+        ctx.prepared = prepared
+        ctx.save_for_backward(q, k, v, o, g)
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        q, k, v, o, g = ctx.saved_tensors
+        if _watched(grads):
+            call = ctx.prepared.call(q, k, v)
+            found: Any = ops.backward(o, g, None, grads[0], None, None, *call.flatten())[:3]
+        else:
+            found = ctx.prepared.backward(q, k, v, o, g, grads[0])
+        return None, *found
+
+
+def _watched(grads: tuple[Tensor | None, ...]) -> bool:
+    """Whether the op must be called in the backward pass: a graph of it is wanted, or somebody came in meanwhile."""
+    return torch.is_grad_enabled() or watchers([x for x in grads if x is not None]) != NOBODY

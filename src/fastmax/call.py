@@ -1,12 +1,40 @@
-"""One attention call in the canonical layout that every backend gets: shapes, dtypes and the buffers it fills."""
+"""One attention call: its Options, its tensors in the layout that every backend gets, and the gradients in and out."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastmax.features import feature_count
+
+NORMALIZATIONS = ("standardize", "rms", "none")
+"""Equations [5-6]; division by the root mean square alone, which commutes with rotations; the inputs as they are."""
+
+
+def normalization(normalize: bool | str) -> str:
+    """By its name, from what a caller says; what is none is left to validation."""
+    return "standardize" if normalize is True else "none" if normalize is False else normalize
+
+
+class Options(NamedTuple):
+    """What a caller chose, in plain values: the key of prepared calls and a part of the ops' schema.
+
+    Everything that depends on the options is derived from these fields: to add one, add it here, to the public signature and
+    to validation.py, and let the backends read it.
+    """
+
+    order: int = 2
+    is_causal: bool = False  # query i sees the keys j <= i, and all of state_in
+    normalize: str = "standardize"
+    scale: float | None = None  # multiplies s; a number once a call is bound
+    enable_gqa: bool = False
+    return_state: bool = False
+    dropout_p: float = 0.0
+    dropout_mode: str = "quadratic"
+    backend: str = "auto"
+    out_dtype: torch.dtype | None = None  # known once a call is bound
 
 
 def accumulation_dtype(*dtypes: torch.dtype) -> torch.dtype:
@@ -15,8 +43,8 @@ def accumulation_dtype(*dtypes: torch.dtype) -> torch.dtype:
 
 
 @dataclass(slots=True)  # not frozen, which would take longer to make than all the checks; yet nobody changes one
-class Problem:
-    """Raw (not yet standardized) tensors of any strides and floating dtypes, and what to do with them.
+class Call:
+    """Raw (not yet normalized) tensors of any strides and floating dtypes, and what to do with them.
 
     Hq is a multiple of Hkv; query head h reads key head h // (Hq / Hkv). A packed batch (`cu_seqlens`) has B = 1.
     """
@@ -24,20 +52,31 @@ class Problem:
     q: Tensor  # (B, Hq, Nq, D)
     k: Tensor  # (B, Hkv, Nk, D)
     v: Tensor  # (B, Hkv, Nk, Dv)
-    order: int
-    is_causal: bool  # query i sees the keys j <= i, and all of state_in
-    normalize: bool
-    scale: float
-    return_state: bool
-    out_dtype: torch.dtype
-    dropout_p: float = 0.0
-    dropout_mode: str = "quadratic"
-    head_scale: Tensor | None = None  # (Hq,), multiplies `scale`
+    head_scale: Tensor | None = None  # (Hq,), multiplies the scale
+    log_decay: Tensor | None = None  # (B, Hkv, Nk), <= 0, 0 where a key does not count; of the accumulation dtype
     key_mask: Tensor | None = None  # (B, 1 or Hkv, Nk), bool, True where the key counts
     cu_seqlens_q: Tensor | None = None  # (sequences + 1,), integers from 0 up to Nq
     cu_seqlens_k: Tensor | None = None
     state_in: Tensor | None = None  # (B or sequences, Hkv, F, Dv + 1)
     dropout_seed: Tensor | None = None  # (), int64: there is dropout if and only if there is a seed
+    options: Options = Options()  # noqa: RUF009  (immutable)
+
+    @staticmethod
+    def unflatten(values: Any) -> "Call":
+        """From the arguments of an op: the tensors, then the options."""
+        tensors: Any = values[: len(TENSORS)]
+        return Call(*tensors, Options(*values[len(TENSORS) :]))
+
+    def flatten(self) -> tuple[Any, ...]:
+        return (
+            self.q, self.k, self.v, self.head_scale, self.log_decay, self.key_mask, self.cu_seqlens_q, self.cu_seqlens_k,
+            self.state_in, self.dropout_seed, *self.options,
+        )  # fmt: skip
+
+    @property
+    def scale(self) -> float:
+        assert self.options.scale is not None
+        return self.options.scale
 
     @property
     def head_dim(self) -> int:
@@ -50,16 +89,16 @@ class Problem:
     @property
     def groups(self) -> int:
         """Query heads per key head."""
-        return self.q.shape[1] // self.k.shape[1]
+        return self.q.shape[1] // max(1, self.k.shape[1])
 
     @property
     def features(self) -> int:
-        return feature_count(self.head_dim, self.order)
+        return feature_count(self.head_dim, self.options.order)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of all arithmetic, of g and of the states."""
-        return accumulation_dtype(self.q.dtype, self.k.dtype, self.v.dtype)
+        return torch.float64 if torch.float64 in (self.q.dtype, self.k.dtype, self.v.dtype) else torch.float32
 
     @property
     def state_shape(self) -> tuple[int, int, int, int]:
@@ -71,13 +110,18 @@ class Problem:
 
         o has heads inside tokens in memory where q has, so that the transpose back to (B, N, H * Dv) is free.
         """
-        batch, heads, tokens, _ = self.q.shape
-        if self.q.stride(1) < self.q.stride(2):
-            o = self.q.new_empty(batch, tokens, heads, self.value_dim, dtype=self.out_dtype).transpose(1, 2)
+        q, options, dtype = self.q, self.options, self.dtype
+        batch, heads, tokens, _ = q.shape
+        value_dim = self.v.shape[-1]
+        if q.stride(1) < q.stride(2):
+            o = q.new_empty((batch, tokens, heads, value_dim), dtype=options.out_dtype).transpose(1, 2)
         else:
-            o = self.q.new_empty(batch, heads, tokens, self.value_dim, dtype=self.out_dtype)
-        g = self.q.new_empty(batch, heads, tokens, dtype=self.dtype)
-        return o, g, self.q.new_empty(self.state_shape if self.return_state else (0,), dtype=self.dtype)
+            o = q.new_empty((batch, heads, tokens, value_dim), dtype=options.out_dtype)
+        g = q.new_empty((batch, heads, tokens), dtype=dtype)
+        return o, g, q.new_empty(self.state_shape if options.return_state else (0,), dtype=dtype)
+
+
+TENSORS = tuple(field.name for field in fields(Call) if field.name != "options")
 
 
 class OutputGrads(NamedTuple):
@@ -89,21 +133,120 @@ class OutputGrads(NamedTuple):
 
 
 class InputGrads(NamedTuple):
-    """What leaves it. `head_scale` and `state` have size 0 where the problem has no such input."""
+    """What leaves it: gradients of the tensors of a Call by their names, of size 0 where the call has no such tensor."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     head_scale: Tensor
-    state: Tensor
+    log_decay: Tensor
+    state_in: Tensor
 
     @staticmethod
-    def empty(p: Problem) -> "InputGrads":
+    def empty(call: Call) -> "InputGrads":
         """Uninitialized buffers of the inputs' own dtypes and memory layouts."""
-        return InputGrads(
-            torch.empty_like(p.q),
-            torch.empty_like(p.k),
-            torch.empty_like(p.v),
-            p.q.new_empty(0) if p.head_scale is None else torch.empty_like(p.head_scale),
-            p.q.new_empty(0) if p.state_in is None else torch.empty_like(p.state_in),
-        )
+        inputs = (getattr(call, name) for name in InputGrads._fields)
+        return InputGrads(*(call.q.new_empty(0) if x is None else torch.empty_like(x) for x in inputs))
+
+
+_SCHEMA_TYPES = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    int: "int",
+    bool: "bool",
+    str: "str",
+    float: "float",
+    float | None: "float?",
+    torch.dtype | None: "ScalarType?",
+}
+
+
+def schema() -> str:
+    """The arguments of an op that takes a Call, in the order of `flatten`."""
+    kinds: dict[str, Any] = {field.name: field.type for field in fields(Call) if field.name != "options"}
+    kinds |= Options.__annotations__
+    return ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in kinds.items())
+
+
+class Lead(NamedTuple):
+    """The leading dimensions of a call: (*batch, *heads) of the output, (*states, *key_heads) of the state."""
+
+    batch: tuple[int, ...]
+    heads: tuple[int, ...]
+    key_heads: tuple[int, ...]
+    states: tuple[int, ...]
+
+
+def bind(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    scale: Tensor | None,
+    log_decay: Tensor | None,
+    cu_seqlens: tuple[Tensor, Tensor] | None,
+    initial_state: Tensor | None,
+    dropout_seed: Tensor | None,
+    options: Options,
+    number: float,
+    lead: Lead,
+) -> Call:
+    """Checked arguments in the canonical layout. `number` is the scale, `scale` a tensor on top of it."""
+    batch, heads, key_heads, states = lead
+    dtype = torch.float64 if torch.float64 in (query.dtype, key.dtype, value.dtype) else torch.float32
+    key_mask = None if attn_mask is None else _key_mask(attn_mask, batch, key.shape[-2])
+    if key_mask is not None and key_heads != heads and key_mask.shape[1] != 1:
+        # each query head has a mask of its own, so it needs a sum over keys of its own
+        repeats = heads[0] // key_heads[0]
+        key, value = (x.repeat_interleave(repeats, -3) for x in (key, value))
+        if log_decay is not None and log_decay.dim() > 1 and log_decay.shape[-2] == key_heads[0]:
+            log_decay = log_decay.repeat_interleave(repeats, -2)
+        key_heads = heads
+    return Call(
+        _canonical(query, batch, heads),
+        _canonical(key, batch, key_heads),
+        _canonical(value, batch, key_heads),
+        # summed over heads in full precision where one scale serves them all
+        None if scale is None else scale.to(dtype).expand(prod(heads)),
+        None if log_decay is None else _per_token(log_decay.to(dtype), batch, key_heads, key.shape[-2], key_mask),
+        key_mask,
+        None if cu_seqlens is None else cu_seqlens[0],
+        None if cu_seqlens is None else cu_seqlens[1],
+        None if initial_state is None else _canonical(initial_state, states, key_heads),
+        dropout_seed,
+        options._replace(scale=number * 1.0, dropout_p=options.dropout_p * 1.0, out_dtype=_out_dtype(value, dtype)),
+    )
+
+
+def _out_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """As F.scaled_dot_product_attention: autocast lowers the output, but not that of fp64."""
+    device = value.device.type
+    known = device == "cpu" or torch.amp.is_autocast_available(device)
+    if dtype == torch.float32 and known and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return value.dtype
+
+
+def _canonical(x: Tensor, batch: tuple[int, ...], heads: tuple[int, ...]) -> Tensor:
+    """(..., a, b) -> (B, H, a, b), a view wherever one exists."""
+    if len(batch) == 1 and x.dim() == 4 and x.shape[:2] == (*batch, *heads):
+        return x
+    x = x.expand(*batch, *heads, *x.shape[-2:])
+    return x if len(batch) == len(heads) == 1 else x.reshape(prod(batch), prod(heads), *x.shape[-2:])
+
+
+def _key_mask(attn_mask: Tensor, batch: tuple[int, ...], keys: int) -> Tensor:
+    """(..., 1, Nk) -> (B, heads or 1, Nk)."""
+    mask = attn_mask[..., 0, :] if attn_mask.dim() > 1 else attn_mask
+    heads = mask.shape[-2] if mask.dim() > 1 else 1
+    lead = mask.shape[:-2]
+    mask = mask.reshape(*[1] * (len(batch) - len(lead)), *lead, heads, mask.shape[-1])
+    return mask.expand(*batch, heads, keys).reshape(prod(batch), heads, keys)
+
+
+def _per_token(
+    x: Tensor, batch: tuple[int, ...], heads: tuple[int, ...], tokens: int, key_mask: Tensor | None
+) -> Tensor:
+    """(..., Hkv, N) -> (B, Hkv, N), 0 where a key does not count, whatever stands there."""
+    x = x.expand(*batch, *heads, tokens).reshape(prod(batch), prod(heads), tokens)
+    return x if key_mask is None else torch.where(key_mask, x, 0)

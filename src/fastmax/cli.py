@@ -53,10 +53,10 @@ def info() -> str:
     """One line per fact."""
     import torch
 
-    from fastmax.backends import BACKENDS
+    from fastmax import backends
 
     lines = {"fastmax": fastmax.__version__, "torch": torch.__version__, "threads": str(torch.get_num_threads())}
-    lines |= {f"backend {name}": backend.describe() for name, backend in BACKENDS.items()}
+    lines |= {f"backend {name}": backends.load(name).describe() for name in backends.NAMES}
     return "\n".join(f"{name:16} {value}" for name, value in lines.items())
 
 

@@ -28,6 +28,17 @@ def standardize(x: Tensor, eps: float = EPS) -> Tensor:
     return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)).to(dtype)
 
 
+def rms_normalize(x: Tensor, eps: float = EPS) -> Tensor:
+    """Each token to root mean square 1, its mean left in place: unlike [5-6] this commutes with rotations of the channels."""
+    dtype, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)).to(dtype)
+
+
+def normalized(x: Tensor, how: str) -> Tensor:
+    """By "standardize", "rms" or "none"."""
+    return standardize(x) if how == "standardize" else rms_normalize(x) if how == "rms" else x
+
+
 def similarity(s: Tensor, order: int) -> Tensor:
     """[8]: f(s) = sum of s^l / l! for l = 0 .. order, by Horner's rule."""
     f = torch.ones_like(s) if order == 0 else 1 + s / order
@@ -60,17 +71,30 @@ def tensor_power(x: Tensor, degree: int) -> Tensor:
     return power
 
 
-def moments(k_hat: Tensor, v: Tensor, order: int, is_causal: bool = False) -> Moments:
-    """[28-29], or [34-35] when causal: then each token has moments of its own, in a dimension N before the last two."""
+def moments(k_hat: Tensor, v: Tensor, order: int, is_causal: bool = False, log_decay: Tensor | None = None) -> Moments:
+    """[28-29], or [34-35] when causal: then each token has moments of its own, in a dimension N before the last two.
+
+    Forgetting (`log_decay`, (..., N), not in the paper) is for the causal form: what came before fades at every token.
+    """
     powers = [tensor_power(k_hat, degree) for degree in range(order + 1)]
     ones = torch.ones_like(v[..., :1])
     if is_causal:
-        x = [(p.unsqueeze(-1) * v.unsqueeze(-2)).cumsum(-3) for p in powers]
-        y = [p.unsqueeze(-1).cumsum(-3) for p in powers]
+        x = [running_sum(p.unsqueeze(-1) * v.unsqueeze(-2), log_decay) for p in powers]
+        y = [running_sum(p.unsqueeze(-1), log_decay) for p in powers]
     else:
         x = [p.mT @ v for p in powers]
         y = [p.mT @ ones for p in powers]
     return Moments(x, y)
+
+
+def running_sum(terms: Tensor, log_decay: Tensor | None) -> Tensor:
+    """Over tokens, of (..., N, F, J): s_i = s_(i-1) + t_i, or exp(log_decay_i) s_(i-1) + t_i."""
+    if log_decay is None:
+        return terms.cumsum(-3)
+    total = [terms[..., 0, :, :]]
+    for i in range(1, terms.shape[-3]):
+        total.append(log_decay[..., i, None, None].exp() * total[-1] + terms[..., i, :, :])
+    return torch.stack(total, -3)
 
 
 def readout(q_hat: Tensor, m: Moments, order: int, is_causal: bool = False) -> tuple[Tensor, Tensor]:
@@ -89,10 +113,17 @@ def readout(q_hat: Tensor, m: Moments, order: int, is_causal: bool = False) -> t
 
 
 def fastmax(
-    q: Tensor, k: Tensor, v: Tensor, *, order: int = 2, scale: float | None = None, is_causal: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    order: int = 2,
+    scale: float | None = None,
+    is_causal: bool = False,
+    log_decay: Tensor | None = None,
 ) -> Tensor:
     """[19]: o = f / g for q, k of (..., N, D) and v of (..., N, Dv)."""
     scale = default_scale(order, q.shape[-1]) if scale is None else scale
-    m = moments(standardize(k), v, order, is_causal)
+    m = moments(standardize(k), v, order, is_causal, log_decay)
     f, g = readout(standardize(q) * scale, m, order, is_causal)
     return f / g

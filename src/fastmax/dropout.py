@@ -21,7 +21,7 @@ from fastmax.features import block_size, feature_count
 MODES = ("standard", "1d", "quadratic")
 
 LANES = 4
-"""One 64-bit hash decides four consecutive tokens, by 16 bits each: rates are exact to 2^-16."""
+"""One 64-bit hash decides four consecutive tokens, by 16 bits each: rates are multiples of 2^-16."""
 
 
 def new_seed(device: torch.device) -> Tensor:
@@ -75,9 +75,14 @@ class Part:
         a, b = a + self.start, b + self.start
         first, last = a // LANES, (b + LANES - 1) // LANES
         bits = _mix(self.keys[..., None, first:last] + self.whole.features[rows, None]).view(torch.int16)
-        threshold = round(self.whole.rate * 2**16) - 2**15
-        kept = bits[..., a - first * LANES : b - first * LANES] >= threshold
-        return kept.to(dtype).mul_(1 / (1 - self.whole.rate))
+        dropped = dropped_of_2_16(self.whole.rate)
+        kept = bits[..., a - first * LANES : b - first * LANES] >= dropped - 2**15
+        return kept.to(dtype).mul_(2**16 / (2**16 - dropped))
+
+
+def dropped_of_2_16(rate: float) -> int:
+    """A rate as a whole number of 65,536ths, never all of them: what is kept then makes up for exactly what is dropped."""
+    return min(round(rate * 2**16), 2**16 - 1)
 
 
 def dropped_rows(mode: str, head_dim: int, order: int) -> slice:

@@ -1,113 +1,124 @@
-"""The custom ops fastmax::forward and fastmax::backward: schema, fake kernels, autograd. Opaque to compilers."""
+"""The custom ops fastmax::forward and fastmax::backward: schema, fake kernels, autograd, vmap. Opaque to compilers.
 
-from dataclasses import fields
+All of it is derived from the fields of `Call`, `Options` and `InputGrads`.
+"""
+
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from fastmax import validation
-from fastmax._torch_private import unwatched
-from fastmax.backends import resolve
-from fastmax.call import InputGrads, OutputGrads, Problem
+from fastmax._torch_private import has_tangent
+from fastmax.backends import Backend, resolve
+from fastmax.call import TENSORS, Call, InputGrads, OutputGrads, schema
+from fastmax.plan import RULE, Plan
 
-# The fields of `Problem`, in its order, and the name of the backend.
-_CALL = (
-    "Tensor q, Tensor k, Tensor v, int order, bool is_causal, bool normalize, float scale, bool return_state, "
-    "ScalarType out_dtype, float dropout_p, str dropout_mode, Tensor? head_scale, Tensor? key_mask, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? state_in, Tensor? dropout_seed, str backend"
-)
-_FIELDS = tuple(field.name for field in fields(Problem))
-_OUTPUTS_AND_GRADS = "Tensor o, Tensor g, Tensor? do, Tensor? dg, Tensor? d_state"
+_RETURNS = ", ".join(["Tensor"] * len(InputGrads._fields))
+_OUTPUTS_AND_GRADS = "Tensor o, Tensor g, Tensor? state, Tensor? do, Tensor? dg, Tensor? d_state"
+_OUTPUTS = _OUTPUTS_AND_GRADS.count(",") + 1
 
 
-def attend(p: Problem, backend: str) -> tuple[Tensor, Tensor]:
-    """The output and the state of a problem, differentiable in its tensors."""
-    if unwatched(*(x for x in (p.q, p.k, p.v, p.head_scale, p.key_mask, p.state_in) if x is not None)):
-        _check_values(p)
-        o, _, state = resolve(backend, p).forward(p)
-    else:
-        _refuse_tangents(p)
-        o, _, state = forward(*(getattr(p, name) for name in _FIELDS), backend)
-    return o, state
+def attend(call: Call, *, transformed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, its denominators and the state of a call, for whoever watches; `transformed` by torch.func."""
+    if has_tangent([x for x in call.flatten()[: len(TENSORS)] if x is not None]):
+        refuse_tangents()
+    o, g, state = (_Transformed.apply if transformed else forward)(*call.flatten())  # type: ignore[no-untyped-call]
+    return o, g, state
 
 
-def _refuse_tangents(p: Problem) -> None:
-    """A custom op drops forward-mode tangents without a word."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
-        return
-    tensors = [x for x in (p.q, p.k, p.v, p.head_scale, p.state_in) if x is not None]
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):  # type: ignore[no-untyped-call]
-        raise NotImplementedError(
-            "fastmax_attention has no forward-mode derivative; fastmax.reference_attention has one, in O(N^2)"
-        )
+def refuse_tangents() -> None:
+    """A custom op would drop forward-mode tangents without a word."""
+    raise NotImplementedError(
+        "fastmax_attention has no forward-mode derivative; fastmax.reference_attention has one, in O(N^2)"
+    )
 
 
-@torch.library.custom_op("fastmax::forward", mutates_args=(), schema=f"({_CALL}) -> (Tensor, Tensor, Tensor)")
-def forward(*call: Any) -> tuple[Tensor, Tensor, Tensor]:
+def check_values(call: Call) -> None:
+    """Checks that must read the data: made where it is at hand, and only where reading it does not stall a device."""
+    if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
+        validation.cu_seqlens("cu_seqlens_q", call.cu_seqlens_q, call.q.shape[2])
+        validation.cu_seqlens("cu_seqlens_k", call.cu_seqlens_k, call.k.shape[2])
+        if call.log_decay is not None and not torch.equal(call.cu_seqlens_q, call.cu_seqlens_k):
+            raise ValueError("log_decay is for self attention: cu_seqlens_q and cu_seqlens_k must be equal, got others")
+    if call.head_scale is not None and call.head_scale.device.type == "cpu":
+        validation.head_scale(call.head_scale)
+    if call.log_decay is not None and call.log_decay.device.type == "cpu":
+        validation.decay_values(call.log_decay)
+
+
+@torch.library.custom_op("fastmax::forward", mutates_args=(), schema=f"({schema()}) -> (Tensor, Tensor, Tensor)")
+def forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     """o, the denominator g, and state_out, of size 0 unless asked for."""
-    *values, backend = call
-    p = Problem(*values)
-    _check_values(p)
-    return resolve(backend, p).forward(p)
+    call = Call.unflatten(values)
+    check_values(call)
+    return resolve(call).forward(call, RULE)
 
 
 @forward.register_fake
-def _(*call: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return Problem(*call[:-1]).new_outputs()
+def _(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return Call.unflatten(values).new_outputs()
 
 
 @torch.library.custom_op(
-    "fastmax::backward",
-    mutates_args=(),
-    schema=f"({_OUTPUTS_AND_GRADS}, {_CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "fastmax::backward", mutates_args=(), schema=f"({_OUTPUTS_AND_GRADS}, {schema()}) -> ({_RETURNS})"
 )
-def backward(*call: Any) -> InputGrads:
-    """The gradients of q, k, v, head_scale and state_in; the last two of size 0 where there is no such input."""
-    o, g, do, dg, d_state, *values, backend = call
-    p = Problem(*values)
-    return resolve(backend, p).backward(p, o, g, OutputGrads(do, dg, d_state if p.return_state else None))
+def backward(*values: Any) -> InputGrads:
+    """The gradients of the inputs, of size 0 where there is no such input."""
+    call = Call.unflatten(values[_OUTPUTS:])
+    return gradients(resolve(call), RULE, call, *values[:_OUTPUTS])
 
 
 @backward.register_fake
-def _(*call: Any) -> InputGrads:
-    return InputGrads.empty(Problem(*call[5:-1]))
+def _(*values: Any) -> InputGrads:
+    return InputGrads.empty(Call.unflatten(values[_OUTPUTS:]))
 
 
-def _check_values(p: Problem) -> None:
-    """Checks that must read the data: made where it is at hand, and only where reading it does not stall a device."""
-    if p.cu_seqlens_q is not None and p.cu_seqlens_k is not None:
-        validation.cu_seqlens("cu_seqlens_q", p.cu_seqlens_q, p.q.shape[2])
-        validation.cu_seqlens("cu_seqlens_k", p.cu_seqlens_k, p.k.shape[2])
-    if p.head_scale is not None and p.head_scale.device.type == "cpu":
-        validation.head_scale(p.head_scale)
+def gradients(
+    backend: Backend,
+    plan: Plan,
+    call: Call,
+    o: Tensor,
+    g: Tensor,
+    state: Tensor | None,
+    do: Tensor | None,
+    dg: Tensor | None,
+    d_state: Tensor | None,
+) -> InputGrads:
+    """A backend's gradients, and what is the same for all of them."""
+    d_state = d_state if call.options.return_state else None
+    found = backend.backward(call, plan, o, g, OutputGrads(do, dg, d_state))
+    if call.log_decay is not None and d_state is not None and state is not None:
+        # the returned state has decayed by all tokens of its sequence, each of which shares in its gradient alike
+        per_state = (d_state * state).sum((-2, -1)).to(found.log_decay.dtype)
+        if call.cu_seqlens_k is None:
+            share = per_state.unsqueeze(-1)
+        else:
+            share = per_state.repeat_interleave(call.cu_seqlens_k.diff(), 0).mT.unsqueeze(0)
+        found.log_decay.add_(share)
+    return found
 
 
-# Where the options end and the optional tensors begin in a call, after q, k and v.
-_OPTIONAL = _FIELDS.index("head_scale")
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *values, backend = inputs
-    o, g, _ = output
+def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """What the backward pass needs: the tensors of the call, o, g, and the state where its decay has a gradient."""
+    o, g, state = output
+    tensors = inputs[: len(TENSORS)]
+    decays = tensors[TENSORS.index("log_decay")] is not None
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(o, g, *values[:3], *values[_OPTIONAL:])
-    ctx.options = values[3:_OPTIONAL]
-    ctx.backend = backend
+    ctx.save_for_backward(o, g, state if decays else None, *tensors)
+    ctx.options = inputs[len(TENSORS) :]
+
+
+def by_input(found: InputGrads, tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    """Gradients in the order of the tensors of a call, None where it has no such tensor or there is no gradient."""
+    named = found._asdict()
+    return [None if x is None else named.get(name) for name, x in zip(TENSORS, tensors, strict=True)]
 
 
 def _differentiate(ctx: Any, do: Tensor | None, dg: Tensor | None, d_state: Tensor | None) -> tuple[Any, ...]:
-    o, g, q, k, v, *optional = ctx.saved_tensors
-    found = backward(o, g, do, dg, d_state, q, k, v, *ctx.options, *optional, ctx.backend)
-    grads = dict.fromkeys(_FIELDS) | dict(zip(("q", "k", "v", "head_scale", "state_in"), found, strict=True))
-    for name, x in zip(_FIELDS[_OPTIONAL:], optional, strict=True):
-        if x is None:
-            grads[name] = None
-    return *grads.values(), None
-
-
-forward.register_autograd(_differentiate, setup_context=_save)
+    o, g, state, *tensors = ctx.saved_tensors
+    found = backward(o, g, state, do, dg, d_state, *tensors, *ctx.options)
+    return *by_input(InputGrads(*found), tuple(tensors)), *[None] * len(ctx.options)
 
 
 def _refuse(*_: Any) -> None:
@@ -117,4 +128,66 @@ def _refuse(*_: Any) -> None:
     )
 
 
+forward.register_autograd(_differentiate, setup_context=save)
 backward.register_autograd(_refuse)
+
+
+class _Transformed(torch.autograd.Function):
+    """The op for torch.func, which cannot look into the autograd of a custom op; vmap goes by the rules of the ops."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return forward(*values)  # type: ignore[no-any-return]
+
+    setup_context = staticmethod(save)
+    backward = staticmethod(_differentiate)
+
+    @staticmethod
+    def jvp(*_: Any) -> None:
+        refuse_tangents()
+
+
+_MERGED = ("q", "k", "v", "log_decay", "key_mask", "state_in")
+"""Tensors of a call whose first dimension is the batch: vmap's dimension becomes a part of it."""
+
+
+def _vmap(op: Any, outputs: int, info: Any, in_dims: tuple[int | None, ...], values: tuple[Any, ...]) -> Any:
+    """A batch of calls as one call with a larger batch; one after the other where they differ in more than that.
+
+    The first `outputs` values are results of the forward pass and their gradients, of a batch likewise.
+    """
+    call_dims = dict(zip(TENSORS, in_dims[outputs:], strict=False))
+    call = dict(zip(TENSORS, values[outputs:], strict=False))
+    merges = all(dim is None or name in _MERGED for name, dim in call_dims.items()) and call["cu_seqlens_q"] is None
+    summed = outputs > 0 and call["head_scale"] is not None  # its gradient is a sum over the batch
+    size = info.batch_size
+    if not merges or summed or call["dropout_seed"] is not None or size == 0:
+        each = [
+            op(*(x if dim is None else x.select(dim, i) for x, dim in zip(values, in_dims, strict=True)))
+            for i in range(size)
+        ]
+        return tuple(torch.stack(part) for part in zip(*each, strict=True)), (0,) * len(each[0])
+    names = ["o"] * outputs + list(TENSORS)
+    batched: list[Any] = []
+    for position, (x, dim) in enumerate(zip(values, in_dims, strict=True)):
+        has_batch = position < len(names) and (position < outputs or names[position] in _MERGED)
+        if isinstance(x, Tensor) and has_batch and x.dim() > (dim is not None) + 1:
+            x = x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+            x = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+        batched.append(x)
+    results = op(*batched)
+    # a result of size 0 stands for none, and has no batch
+    split = [x.unflatten(0, (size, -1)) if x.dim() > 1 else x for x in results]
+    return tuple(split), tuple(0 if x.dim() > 1 else None for x in results)
+
+
+@forward.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *values: Any) -> Any:
+    return _vmap(forward, 0, info, in_dims, values)
+
+
+@backward.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *values: Any) -> Any:
+    return _vmap(backward, _OUTPUTS, info, in_dims, values)

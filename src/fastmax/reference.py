@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fastmax import dropout, validation
-from fastmax.core import default_scale, similarity, standardize
+from fastmax.call import Options, normalization
+from fastmax.core import default_scale, normalized, similarity
 
 
 def attention_matrix(
@@ -18,7 +19,8 @@ def attention_matrix(
     *,
     order: int = 2,
     scale: float | Tensor | None = None,
-    normalize: bool = True,
+    normalize: bool | str = True,
+    log_decay: Tensor | None = None,
     enable_gqa: bool = False,
     rows: Tensor | list[int] | None = None,
 ) -> Tensor:
@@ -26,8 +28,10 @@ def attention_matrix(
 
     Arguments as for `fastmax_attention`. A row whose keys are all masked is zero.
     """
-    validation.attention(query, key, key, attn_mask, 0.0, is_causal, order, scale, normalize, enable_gqa)
-    weights = _weights(query, key, attn_mask, is_causal, order, scale, normalize, enable_gqa, rows)
+    number = None if isinstance(scale, Tensor) else scale
+    options = Options(order, is_causal, normalization(normalize), number, enable_gqa)
+    validation.attention(query, key, key, attn_mask, scale, log_decay, None, options)
+    weights = _weights(query, key, attn_mask, scale, log_decay, options, rows)
     return _divide(weights, weights.sum(-1, keepdim=True))
 
 
@@ -41,7 +45,8 @@ def reference_attention(
     *,
     order: int = 2,
     scale: float | Tensor | None = None,
-    normalize: bool = True,
+    normalize: bool | str = True,
+    log_decay: Tensor | None = None,
     enable_gqa: bool = False,
     dropout_mode: str = "quadratic",
 ) -> Tensor:
@@ -49,17 +54,20 @@ def reference_attention(
 
     From the same state of torch's generator it draws the same dropout.
     """
-    lead = validation.attention(query, key, value, attn_mask, dropout_p, is_causal, order, scale, normalize, enable_gqa)
-    validation.dropout_mode(dropout_mode)
+    number = None if isinstance(scale, Tensor) else scale
+    options = Options(
+        order, is_causal, normalization(normalize), number, enable_gqa, False, dropout_p, dropout_mode
+    )  # fmt: skip
+    found = validation.attention(query, key, value, attn_mask, scale, log_decay, None, options)
+    lead, key_lead = (*found.batch, *found.heads), (*found.batch, *found.key_heads)
     masks = None
     if dropout_p:
         seed = dropout.new_seed(query.device)
-        key_lead = (*lead[:-1], key.shape[-3]) if enable_gqa else lead
         masks = tuple(
             dropout.multipliers(dropout_mode, dropout_p, seed, side, x_lead, x.shape[-2], x.shape[-1], order)
             for side, (x, x_lead) in enumerate(((query, lead), (key, key_lead)))
         )
-    weights = _weights(query, key, attn_mask, is_causal, order, scale, normalize, enable_gqa, None, masks)
+    weights = _weights(query, key, attn_mask, scale, log_decay, options, None, masks)
     if enable_gqa:
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
     if attn_mask is not None:
@@ -72,36 +80,47 @@ def _weights(
     query: Tensor,
     key: Tensor,
     attn_mask: Tensor | None,
-    is_causal: bool,
-    order: int,
     scale: float | Tensor | None,
-    normalize: bool,
-    enable_gqa: bool,
+    log_decay: Tensor | None,
+    options: Options,
     rows: Tensor | list[int] | None,
     masks: tuple[Tensor, ...] | None = None,
 ) -> Tensor:
-    """f(s), (..., Nq or rows, Nk), zero where a key does not count."""
+    """f(s), decayed, (..., Nq or rows, Nk), zero where a key does not count."""
+    order = options.order
     row = torch.arange(query.shape[-2], device=query.device)
     if rows is not None:
         row = row[torch.as_tensor(rows, dtype=torch.long, device=query.device)]
         query = query[..., row, :]
-    if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
+    groups = query.shape[-3] // key.shape[-3] if options.enable_gqa else 1
+    if groups != 1:
         key = key.repeat_interleave(groups, -3)
         masks = None if masks is None else (masks[0], masks[1].repeat_interleave(groups, -3))
     if attn_mask is not None:
         key = torch.where(_mask_of_keys(attn_mask), key, 0)  # a padded key may hold NaN
-    if normalize:
-        query, key = standardize(query), standardize(key)
+    query, key = normalized(query, options.normalize), normalized(key, options.normalize)
     scale = default_scale(order, query.shape[-1]) if scale is None else scale
     if isinstance(scale, Tensor) and scale.dim():
         scale = scale[:, None, None]
     dtype = torch.promote_types(query.dtype, key.dtype)
     query, key = (query * scale).to(dtype), key.to(dtype)
     weights = similarity(query @ key.mT, order) if masks is None else _dropped(query, key, order, masks)
-    if is_causal:
+    if log_decay is not None:
+        if groups != 1 and log_decay.dim() > 1 and log_decay.shape[-2] != 1:
+            log_decay = log_decay.repeat_interleave(groups, -2)
+        weights = weights * _decay(log_decay, attn_mask, row, key.shape[-2]).to(weights.dtype)
+    if options.is_causal:
         weights = torch.where(row[:, None] >= torch.arange(key.shape[-2], device=key.device), weights, 0)
     return weights if attn_mask is None else torch.where(attn_mask, weights, 0)
+
+
+def _decay(log_decay: Tensor, attn_mask: Tensor | None, row: Tensor, tokens: int) -> Tensor:
+    """exp(-|c_i - c_j|), (..., rows, N), c the running sum of log_decay in fp64; a key that does not count adds nothing."""
+    log_decay = log_decay.double().expand(*log_decay.shape[:-1], tokens)
+    if attn_mask is not None:
+        log_decay = torch.where(_mask_of_keys(attn_mask).squeeze(-1), log_decay, 0)
+    c = log_decay.cumsum(-1)
+    return (-(c[..., row, None] - c[..., None, :]).abs()).exp()
 
 
 def _dropped(query: Tensor, key: Tensor, order: int, masks: tuple[Tensor, ...]) -> Tensor:

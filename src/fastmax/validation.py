@@ -2,14 +2,19 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastmax import backends
+from fastmax.call import NORMALIZATIONS, Lead, Options, accumulation_dtype
 from fastmax.core import MAX_ORDER
 from fastmax.dropout import MODES
 from fastmax.features import feature_count
+
+BACKENDS = ("auto", *backends.NAMES)
+"""What `backend` may be; `fastmax.backends` tells what "auto" takes."""
 
 _DTYPES = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
 
@@ -19,28 +24,49 @@ def attention(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    order: int,
     scale: float | Tensor | None,
-    normalize: bool,
-    enable_gqa: bool,
-) -> tuple[int, ...]:
-    """Everything about a call of `fastmax_attention` but the states and the backend.
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    options: Options,
+    sequences: int | None = None,
+) -> Lead:
+    """Everything about a call. `scale` is what the caller gave; `sequences` is the number of packed ones, if they are.
 
-    Returns the leading dimensions of the output, (*batch, query heads), to which those of the inputs broadcast.
+    Returns the leading dimensions, to which those of the inputs broadcast.
     """
-    _tensors(query, key, value, least_dims=3 if enable_gqa else 2)
-    flag("is_causal", is_causal)
-    flag("normalize", normalize)
-    flag("enable_gqa", enable_gqa)
-    _order(order)
-    _probability(dropout_p)
-    lead = _leading(query, key, value, enable_gqa)
-    _scale(scale, query.device, lead[-1] if lead else 1)
+    _options(options)
+    _tensors(query, key, value, 3 if options.enable_gqa else 2)
+    lead = _leading(query, key, value, options.enable_gqa, sequences)
+    if scale is not None:
+        _scale(scale, query.device, lead.heads[0] if lead.heads else 1)
     if attn_mask is not None:
-        _mask(attn_mask, query.device, lead, key.shape[-2])
+        _mask(attn_mask, query.device, (*lead.batch, *lead.heads), key.shape[-2])
+        if lead.key_heads != lead.heads and attn_mask.dim() > 2 and attn_mask.shape[-3] != 1:
+            _no_state_for_mask_per_head(initial_state, options.return_state)
+    if log_decay is not None:
+        _log_decay(log_decay, query, key, initial_state, lead, options)
+    if initial_state is not None:
+        _state(initial_state, (*lead.states, *lead.key_heads), query, key, value, options.order)
     return lead
+
+
+def _options(options: Options) -> None:
+    """The plain values; each wrong one is named."""
+    values: tuple[Any, ...] = options
+    order, is_causal, normalize, _, enable_gqa, return_state, dropout_p, mode, backend, _ = values
+    if type(is_causal) is not bool or type(enable_gqa) is not bool or type(return_state) is not bool:
+        for name, value in (("is_causal", is_causal), ("enable_gqa", enable_gqa), ("return_state", return_state)):
+            flag(name, value)
+    if type(order) is not int or not 1 <= order <= MAX_ORDER:
+        _refuse_order(order)
+    if normalize not in NORMALIZATIONS:
+        raise _wrong_normalize(normalize)
+    if type(dropout_p) is not float or not 0 <= dropout_p < 1:
+        _probability(dropout_p)
+    if mode not in MODES:
+        dropout_mode(mode)
+    if backend not in BACKENDS:
+        _refuse_backend(backend)
 
 
 def packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
@@ -70,18 +96,24 @@ def cu_seqlens(name: str, cu: Tensor, total: int) -> None:
         raise ValueError(f"{name} must rise from 0 to the total of {total} tokens without falling, got {shown}")
 
 
+def decay_values(log_decay: Tensor) -> None:
+    """The values of log_decay; likewise inside the op."""
+    wrong = ~((log_decay <= 0) & (log_decay > -torch.inf))  # NaN too
+    if bool(wrong.any()):
+        index = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(
+            f"log_decay must be finite and at most 0, got {log_decay[index].item()} at (batch, head, token) = {index}"
+        )
+
+
 def head_scale(scale: Tensor) -> None:
     """The values of a tensor of scales; likewise inside the op."""
     if not bool(torch.isfinite(scale).all()):
         raise ValueError(f"scale must be finite, got {scale.tolist()}")
 
 
-def state(
-    initial_state: Tensor | None, lead: tuple[int, ...], query: Tensor, value: Tensor, order: int, dtype: torch.dtype
-) -> None:
+def _state(initial_state: Tensor, lead: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor, order: int) -> None:
     """An initial state: (*lead, F, Dv + 1) in the dtype that sums are taken in."""
-    if initial_state is None:
-        return
     if not isinstance(initial_state, Tensor):
         raise TypeError(f"initial_state must be a torch.Tensor or None, got {type(initial_state).__name__}")
     features = feature_count(query.shape[-1], order)
@@ -91,13 +123,37 @@ def state(
             f"initial_state must be of shape (*batch, heads, features, Dv + 1) = {expected} "
             f"(order {order} has {features} features at D = {query.shape[-1]}), got {tuple(initial_state.shape)}"
         )
+    dtype = accumulation_dtype(query.dtype, key.dtype, value.dtype)
     if initial_state.dtype != dtype:
         raise ValueError(f"initial_state must be {dtype}, the dtype of the sums, got {initial_state.dtype}")
     if initial_state.device != query.device:
         raise ValueError(f"initial_state must be on {query.device} as query is, got {initial_state.device}")
 
 
-def no_state_for_mask_per_head(initial_state: Tensor | None, return_state: bool) -> None:
+def _log_decay(
+    log_decay: Tensor, query: Tensor, key: Tensor, state: Tensor | None, lead: Lead, options: Options
+) -> None:
+    """Its shape and place; its values are looked at where they are at hand, inside the op."""
+    _tensor("log_decay", log_decay)
+    if not log_decay.is_floating_point():
+        raise ValueError(f"log_decay must be a floating-point tensor, got {log_decay.dtype}")
+    if log_decay.device != query.device:
+        raise ValueError(f"log_decay must be on {query.device} as query is, got {log_decay.device}")
+    if query.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            "log_decay is for self attention, where queries and keys are the same tokens: "
+            f"got {query.shape[-2]} queries and {key.shape[-2]} keys"
+        )
+    if not options.is_causal and (options.return_state or state is not None):
+        raise ValueError("a state with log_decay has a direction: initial_state and return_state need is_causal=True")
+    expected = (*lead.batch, *lead.key_heads, key.shape[-2])
+    if log_decay.dim() > len(expected) or _broadcast(tuple(log_decay.shape), expected) != expected:
+        raise ValueError(
+            f"log_decay must broadcast to (*batch, key heads, N) = {expected}, got shape {tuple(log_decay.shape)}"
+        )
+
+
+def _no_state_for_mask_per_head(initial_state: Tensor | None, return_state: bool) -> None:
     if initial_state is not None or return_state:
         raise ValueError(
             "query heads that share a key head share its state: with initial_state or return_state, attn_mask must have "
@@ -105,11 +161,16 @@ def no_state_for_mask_per_head(initial_state: Tensor | None, return_state: bool)
         )
 
 
-def backend(name: str, known: Sequence[str]) -> None:
+def _refuse_backend(name: object) -> None:
     if not isinstance(name, str):
         raise TypeError(f"backend must be a string, got {type(name).__name__}")
-    if name != "auto" and name not in known:
-        raise ValueError(f"backend must be one of {', '.join(['auto', *known])}, got {name!r}")
+    raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
+
+
+def _wrong_normalize(normalize: object) -> Exception:
+    """Of what a caller gave: True, False and "rms" are "standardize", "none" and "rms" by now."""
+    kind = ValueError if isinstance(normalize, str) else TypeError
+    return kind(f'normalize must be True, False or "rms", got {normalize!r}')
 
 
 def dropout_mode(mode: str) -> None:
@@ -134,6 +195,11 @@ def _tensors(query: Tensor, key: Tensor, value: Tensor, least_dims: int) -> None
         _tensor(name, x)
         if x.dtype not in _DTYPES:
             raise ValueError(f"{name} must be float64, float32, bfloat16 or float16, got {x.dtype}")
+        if x.is_nested or x.layout is not torch.strided:
+            kind = "nested" if x.is_nested else str(x.layout)
+            raise ValueError(
+                f"{name} must be a dense tensor, got a {kind} one: pad it, or use fastmax_varlen_attention"
+            )
         if x.dim() < least_dims:
             layout = "(..., heads, N, D)" if least_dims == 3 else "(..., N, D)"
             raise ValueError(f"{name} must be {layout}, got shape {tuple(x.shape)}")
@@ -149,12 +215,20 @@ def _tensors(query: Tensor, key: Tensor, value: Tensor, least_dims: int) -> None
         raise ValueError(f"key and value must have the same length, got {key.shape[-2]} and {value.shape[-2]}")
 
 
-def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, ...]:
+def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, sequences: int | None) -> Lead:
     kept = 3 if enable_gqa else 2
     leads = query.shape[:-kept], key.shape[:-kept], value.shape[:-kept]
     lead = tuple(leads[0]) if leads[0] == leads[1] == leads[2] else _broadcast(*leads)
-    if lead is not None and not enable_gqa:
-        return lead
+    if lead is None or enable_gqa:
+        _heads_fit(query, key, value, lead, enable_gqa)
+    assert lead is not None
+    batch = lead if enable_gqa else lead[:-1]
+    heads = tuple(query.shape[-3:-2]) if enable_gqa else lead[-1:]
+    key_heads = tuple(key.shape[-3:-2]) if enable_gqa else heads
+    return Lead(batch, heads, key_heads, batch if sequences is None else (sequences,))
+
+
+def _heads_fit(query: Tensor, key: Tensor, value: Tensor, lead: tuple[int, ...] | None, enable_gqa: bool) -> None:
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if lead is None:
         hint = "" if enable_gqa else "; enable_gqa=True lets several query heads share a key head"
@@ -163,14 +237,12 @@ def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tup
         raise ValueError(f"key and value must have the same number of heads, got {shapes}")
     if key.shape[-3] == 0 or query.shape[-3] % key.shape[-3]:
         raise ValueError(f"the number of query heads must be a multiple of the number of key heads, got {shapes}")
-    return (*lead, query.shape[-3])
 
 
-def _order(order: int) -> None:
+def _refuse_order(order: object) -> None:
     if not isinstance(order, int) or isinstance(order, bool):
         raise TypeError(f"order must be an int, got {order!r}")
-    if not 1 <= order <= MAX_ORDER:
-        raise ValueError(f"order must be from 1 to {MAX_ORDER}, got {order}")
+    raise ValueError(f"order must be from 1 to {MAX_ORDER}, got {order}")
 
 
 def _probability(dropout_p: float) -> None:
@@ -180,9 +252,7 @@ def _probability(dropout_p: float) -> None:
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
 
 
-def _scale(scale: float | Tensor | None, device: torch.device, heads: int) -> None:
-    if scale is None:
-        return
+def _scale(scale: float | Tensor, device: torch.device, heads: int) -> None:
     if isinstance(scale, Tensor):
         shape = tuple(scale.shape)
         if shape not in ((), (heads,)):
@@ -193,7 +263,7 @@ def _scale(scale: float | Tensor | None, device: torch.device, heads: int) -> No
             raise ValueError(f"scale must be on {device} as query is, got {scale.device}")
     elif isinstance(scale, bool) or not isinstance(scale, int | float):
         raise TypeError(f"scale must be a number, a tensor or None, got {scale!r}")
-    elif not isfinite(scale):
+    elif not -float("inf") < scale < float("inf"):  # isfinite takes no symbol of a compiler
         raise ValueError(f"scale must be finite, got {scale}")
 
 

@@ -1,39 +1,65 @@
-"""Backends: modules that compute the same attention on raw tensors, and the rule that picks one.
+"""Backends: modules that compute the same attention on raw tensors, and the rule that picks one. Imported when first needed.
 
-A backend is a module with `describe() -> str` (for people: what it is, or why it is missing), `unsupported(problem) -> str
-| None` (why it cannot run it, or None), `forward(problem) -> (o, g, state_out)` and `backward(problem, o, g, grads) ->
-InputGrads`. It may fuse the standardization and the division; it defines no semantics. Backends do not import one another.
+A backend is a module with `describe() -> str` (for people: what it is, or why it is missing), `unsupported(call) -> str |
+None` (why it cannot run it, or None), `forward(call, plan) -> (o, g, state_out)` and `backward(call, plan, o, g, grads) ->
+InputGrads`. It may fuse the normalization and the division; it defines no semantics. Backends do not import one another.
+
+It may have `prepare(call) -> Prepared | None`, a call of queries, keys and values that only waits for data, and
+`step(...)`, one token of decoding (state/ says what it takes).
 """
 
-from typing import Protocol
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from fastmax.backends import chunked, native
-from fastmax.call import InputGrads, OutputGrads, Problem
+from fastmax.call import Call, InputGrads, OutputGrads
+from fastmax.plan import Plan
+
+NAMES = ("native", "chunked")
+"""The fastest first: "auto" takes the first that supports the call. chunked supports every one."""
 
 
 class Backend(Protocol):
     def describe(self) -> str: ...
 
-    def unsupported(self, _: Problem, /) -> str | None: ...
+    def unsupported(self, _: Call, /) -> str | None: ...
 
-    def forward(self, p: Problem) -> tuple[Tensor, Tensor, Tensor]: ...
+    def forward(self, call: Call, plan: Plan) -> tuple[Tensor, Tensor, Tensor]: ...
 
-    def backward(self, p: Problem, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads: ...
-
-
-BACKENDS: dict[str, Backend] = {"native": native, "chunked": chunked}
-"""By name, the fastest first: "auto" takes the first that supports the problem. chunked supports every one."""
+    def backward(self, call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads: ...
 
 
-def resolve(name: str, p: Problem) -> Backend:
-    """The backend of that name, or the first that can; one asked for by name works or raises."""
+class Prepared(Protocol):
+    """For tensors of the very shapes, strides and dtypes that it was made for."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+    def forward_for_grads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """o and g."""
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, g: Tensor, do: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+@cache
+def load(name: str) -> Backend:
+    module: Any = import_module(f"fastmax.backends.{name}")
+    return module  # type: ignore[no-any-return]
+
+
+def resolve(call: Call) -> Backend:
+    """The backend that the call names, or the first that can; one asked for by name works or raises."""
+    name = call.options.backend
     if name == "auto":
-        for backend in BACKENDS.values():
-            if backend.unsupported(p) is None:
+        for each in NAMES:
+            backend = load(each)
+            if backend.unsupported(call) is None:
                 return backend
-    reason = BACKENDS[name].unsupported(p)
+    backend = load(name)
+    reason = backend.unsupported(call)
     if reason is not None:
         raise ValueError(f'backend="{name}" cannot run this call: {reason}; backend="auto" picks one that can')
-    return BACKENDS[name]
+    return backend

@@ -12,9 +12,10 @@ from fastmax import fastmax_attention
 from fastmax._progress import Progress
 from fastmax.backends import native
 from fastmax.bench.measure import Timing, interleave, seconds, write
-from fastmax.call import OutputGrads, Problem
+from fastmax.call import Call, Options, OutputGrads
 from fastmax.core import default_scale
 from fastmax.features import feature_count
+from fastmax.plan import Plan, kernel_chunk
 from fastmax.report import kernel as report
 
 SGEMM = 1024
@@ -47,7 +48,7 @@ class Cell:
         """4 N F (Dv + 1) per head, and N C (D + Dv) for the dense part inside causal chunks of C tokens."""
         per_token = 4.0 * feature_count(self.head_dim, self.order) * (self.head_dim + 1)
         if self.is_causal:
-            chunk = 64 if self.head_dim <= 32 or self.order == 1 else 128  # as in native/chunks.h
+            chunk = kernel_chunk(self.head_dim, self.order, is_causal=True)
             per_token += 2.0 * chunk * self.head_dim
         return per_token * self.tokens * self.heads * (3.5 if self.backward else 1)
 
@@ -150,13 +151,13 @@ def _contestants(cell: Cell) -> dict[str, Callable[[], object]]:
     shape = (1, cell.tokens, cell.heads, cell.head_dim)
     q, k, v, do = (torch.randn(shape).to(dtype).transpose(1, 2) for _ in range(4))
     scale = default_scale(cell.order, cell.head_dim)
-    p = Problem(q, k, v, cell.order, cell.is_causal, True, scale, False, dtype)
+    p = Call(q, k, v, options=Options(cell.order, cell.is_causal, scale=scale, out_dtype=dtype))
 
     def kernel(form: str) -> Callable[[], object]:
         def call() -> None:
-            o, g, _ = native.forward(p, form=form)
+            o, g, _ = native.forward(p, Plan(form))
             if cell.backward:
-                native.backward(p, o, g, OutputGrads(do, None, None), form=form)
+                native.backward(p, Plan(form), o, g, OutputGrads(do, None, None))
 
         return call
 

@@ -1,42 +1,43 @@
-"""Fastmax in plain PyTorch, on any device, for any order: executes a schedule on tiles, forward and adjoint."""
+"""Fastmax in plain PyTorch, on any device, for any order: executes a plan on tiles, forward and adjoint."""
 
 import torch
 from torch import Tensor
 
 from fastmax.backends.chunked import tiles as t
+from fastmax.backends.chunked.decay import Decay, log_decay_grads
 from fastmax.backends.chunked.parts import Work, masks_of, parts
-from fastmax.backends.chunked.schedule import DROPOUT_CHUNK, Accumulate, Attend, Step, make_schedule
-from fastmax.call import InputGrads, OutputGrads, Problem
+from fastmax.call import Call, InputGrads, OutputGrads
+from fastmax.plan import DROPOUT_CHUNK, Accumulate, Attend, Plan, Step, calls_chunk, cheaper_form, steps
 
 
 def describe() -> str:
     return "plain PyTorch, any device, any order"
 
 
-def unsupported(_: Problem) -> str | None:
+def unsupported(_: Call) -> str | None:
     """Nothing is."""
     return None
 
 
-def forward(p: Problem) -> tuple[Tensor, Tensor, Tensor]:
+def forward(call: Call, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
     """o, g and state_out."""
-    o, g, state = p.new_outputs()
-    masks = masks_of(p)
-    for part in parts(p, _heads_at_once(p)):
-        state_out = part.of_states(state) if p.return_state else None
-        _forward(part.work(p, masks), part.of_queries(o), part.of_queries(g), state_out)
+    o, g, state = call.new_outputs()
+    masks = masks_of(call)
+    for part in parts(call, _heads_at_once(call, plan)):
+        state_out = part.of_states(state) if call.options.return_state else None
+        _forward(part.work(call, plan, masks), part.of_queries(o), part.of_queries(g), state_out)
     return o, g, state
 
 
-def backward(p: Problem, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads:
+def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads:
     """The gradients of the raw inputs."""
-    out = InputGrads.empty(p)
+    out = InputGrads.empty(call)
     for x in out:
         x.zero_()
-    masks = masks_of(p)
-    for part in parts(p, _heads_at_once(p)):
+    masks = masks_of(call)
+    for part in parts(call, _heads_at_once(call, plan)):
         _backward(
-            part.work(p, masks),
+            part.work(call, plan, masks),
             part.of_queries(o),
             part.of_queries(g),
             OutputGrads(
@@ -48,41 +49,44 @@ def backward(p: Problem, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads
                 part.of_queries(out.q),
                 part.of_keys(out.k),
                 part.of_keys(out.v),
-                out.head_scale if p.head_scale is None else out.head_scale[part.query_heads],
-                out.state if p.state_in is None else part.of_states(out.state),
+                out.head_scale if call.head_scale is None else out.head_scale[part.query_heads],
+                out.log_decay if call.log_decay is None else part.of_keys(out.log_decay),
+                out.state_in if call.state_in is None else part.of_states(out.state_in),
             ),
         )
     return out
 
 
-def _heads_at_once(p: Problem) -> int:
+def _heads_at_once(p: Call, plan: Plan) -> int:
     """So many key heads that a few hundred tokens of their features, or a tile of their dense weights, fit the budget."""
-    drops_features = p.dropout_seed is not None and p.dropout_mode != "1d"
-    queries, keys = (min(x.shape[2], DROPOUT_CHUNK if drops_features else t.DENSE_TILE) for x in (p.q, p.k))
+    drops_features = p.dropout_seed is not None and p.options.dropout_mode != "1d"
+    tile = DROPOUT_CHUNK if drops_features else plan.dense_tile or t.DENSE_TILE
+    queries, keys = (min(x.shape[2], tile) for x in (p.q, p.k))
     per_head = max(min(queries + keys, 128) * p.features, queries * keys, 1)
-    return max(1, t.FEATURE_BUDGET // (p.groups * per_head))
+    return max(1, (plan.feature_budget or t.FEATURE_BUDGET) // (max(1, p.groups) * per_head))
 
 
 def _steps(p: Work) -> list[Step]:
-    return make_schedule(
-        p.q.shape[2],
-        p.k.shape[2],
-        head_dim=p.head_dim,
-        value_dim=p.value_dim,
-        features=p.features,
-        heads=p.q.shape[0] * p.q.shape[1],
-        is_causal=p.is_causal,
-        drops_features=p.drops_features,
+    """Where features are dropped the dense form has no shortcut past them, so it serves only inside causal chunks."""
+    queries, keys, options = p.q.shape[2], p.k.shape[2], p.options
+    form = p.plan.form or cheaper_form(queries, keys, p.head_dim, p.value_dim, options.order, options.is_causal)
+    chunk = DROPOUT_CHUNK if p.drops_features else calls_chunk(p.features, p.q.shape[0] * p.q.shape[1])
+    return steps(
+        queries,
+        keys,
+        form="factorized" if p.drops_features else form,
+        chunk=p.plan.chunk or chunk,
+        is_causal=options.is_causal,
         has_state=p.state_in is not None,
-        return_state=p.return_state,
+        return_state=options.return_state,
     )
 
 
 def _state_from(p: Work, start: Tensor | None, steps: list[Step]) -> Tensor:
-    """The state that a schedule starts from. Of size 0 where it has no use for one: that of order 4 is large."""
+    """The state that a plan starts from. Of size 0 where it has no use for one: that of order 4 is large."""
     if start is not None:
         return start.clone(memory_format=torch.contiguous_format)
-    given = p.state_in is not None or p.return_state
+    given = p.state_in is not None or p.options.return_state
     used = given or any(isinstance(step, Accumulate) or step.reads_state for step in steps)
     return p.q.new_zeros(*p.k.shape[:2], p.features if used else 0, p.value_dim + 1, dtype=p.dtype)
 
@@ -91,57 +95,93 @@ def _forward(p: Work, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
     steps = _steps(p)
     state = _state_from(p, p.state_in, steps)
     for step in steps:
+        decay = Decay.of(p, step.start, step.stop)
         if isinstance(step, Accumulate):
-            _accumulate_keys(p, state, step)
+            _accumulate_keys(p, state, step, decay)
             continue
         for a, b in t.query_tiles(p, step):
             q_hat = t.load_queries(p, a, b)
-            f = t.read(state, q_hat) if step.reads_state else t.zeros(q_hat, p.value_dim + 1)
+            f = _read_state(p, state, q_hat, decay) if step.reads_state else t.zeros(q_hat, p.value_dim + 1)
             for c, d, diagonal in t.key_tiles(p, step, a, b):
                 k_hat, u = t.load_keys(p, c, d)
-                f += t.dense(q_hat, k_hat, u, p, diagonal)
+                f += t.dense(q_hat, k_hat, u, p, diagonal, decay)
             t.store_outputs(a, b, f, o, g)
     if state_out is not None:
         state_out.copy_(state)
 
 
 def _backward(p: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads) -> None:
-    """The adjoint of the schedule. `out` arrives as zeros."""
+    """The adjoint of the plan. `out` arrives as zeros."""
     steps = _steps(p)
     dk_hat, dv = (x if x.dtype == p.dtype else torch.zeros_like(x, dtype=p.dtype) for x in (out.k, out.v))
+    dc = None if p.log_decay is None else _rows_part(p, g, grads)
     state = _state_from(p, p.state_in, steps)
     for step in steps:
+        decay = Decay.of(p, step.start, step.stop)
         if isinstance(step, Accumulate):
-            _accumulate_keys(p, state, step)
+            _accumulate_keys(p, state, step, decay)
             continue
         for a, b in t.query_tiles(p, step):
             q_hat, w = t.load_queries(p, a, b), t.load_output_grads(p, a, b, o, g, grads)
-            dq_hat = t.read_vjp(state, q_hat, w) if step.reads_state else t.zeros(q_hat, p.head_dim)
+            if step.reads_state:
+                faded = w if decay is None else t.faded(w, decay.of_queries(a, b), p)
+                dq_hat = t.read_vjp(state, q_hat, faded)
+            else:
+                dq_hat = t.zeros(q_hat, p.head_dim)
             for c, d, diagonal in t.key_tiles(p, step, a, b):
                 k_hat, u = t.load_keys(p, c, d)
-                dq_tile, dk_tile, du_tile = t.dense_vjp(q_hat, k_hat, u, w, p, diagonal)
+                dq_tile, dk_tile, du_tile = t.dense_vjp(q_hat, k_hat, u, w, p, diagonal, decay)
                 dq_hat += dq_tile
                 dk_hat[:, :, c:d] += dk_tile
                 dv[:, :, c:d] += du_tile[..., :-1]
+                if dc is not None:
+                    dc[:, :, c:d] -= (u * du_tile).sum(-1)
             t.store_query_grads(p, a, b, dq_hat, out.q, out.head_scale)
     d_state = _state_from(p, grads.state, steps)
     for step in reversed(steps):
+        decay = Decay.of(p, step.start, step.stop)
         if isinstance(step, Attend):
             for a, b in t.query_tiles(p, step) if step.reads_state else ():
                 q_hat, w = t.load_queries(p, a, b), t.load_output_grads(p, a, b, o, g, grads)
-                t.accumulate(d_state, q_hat, w)
+                t.accumulate(d_state, q_hat, w if decay is None else t.faded(w, decay.of_queries(a, b), p))
             continue
         for a, b in t.tiles(step.start, step.stop, t.feature_tile(p)):
             k_hat, u = t.load_keys(p, a, b)
+            du = t.read(d_state, k_hat)
+            if decay is not None and dc is not None:
+                fading = decay.of_keys(a, b)
+                du = du * fading
+                dc[:, :, a:b] -= (u * du).sum(-1)
+                u = u * fading
             dk_hat[:, :, a:b] += t.read_vjp(d_state, k_hat, u)
-            dv[:, :, a:b] += t.read(d_state, k_hat)[..., :-1]
+            dv[:, :, a:b] += du[..., :-1]
+        if decay is not None:
+            d_state *= decay.of_state()
     for a, b in t.tiles(0, p.k.shape[2], t.feature_tile(p)):
         t.store_key_grads(p, a, b, dk_hat, dv, out.k, out.v)
+    if dc is not None:
+        out.log_decay.copy_(log_decay_grads(dc))
     if p.state_in is not None:
-        out.state.copy_(d_state)
+        out.state_in.copy_(d_state)
 
 
-def _accumulate_keys(p: Work, state: Tensor, step: Accumulate) -> None:
+def _read_state(p: Work, state: Tensor, q_hat: t.Tile, decay: Decay | None) -> Tensor:
+    f = t.read(state, q_hat)
+    return f if decay is None else t.faded(f, decay.of_queries(q_hat.a, q_hat.b), p)
+
+
+def _accumulate_keys(p: Work, state: Tensor, step: Accumulate, decay: Decay | None) -> None:
+    if decay is not None:
+        state *= decay.of_state()
     for a, b in t.tiles(step.start, step.stop, t.feature_tile(p)):
         k_hat, u = t.load_keys(p, a, b)
-        t.accumulate(state, k_hat, u)
+        t.accumulate(state, k_hat, u if decay is None else u * decay.of_keys(a, b))
+
+
+def _rows_part(p: Work, g: Tensor, grads: OutputGrads) -> Tensor:
+    """The gradient of c as the decay of queries: that of a quotient does not change with a factor on both its parts, so only
+    the denominator's own gradient is left. Keys take their part off it."""
+    if grads.g is None:
+        return torch.zeros(p.k.shape[:3], dtype=p.dtype, device=p.k.device)
+    batch, heads, tokens = p.k.shape[:3]
+    return (grads.g.to(p.dtype) * g).view(batch, heads, p.groups, tokens).sum(2)

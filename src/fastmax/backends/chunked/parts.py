@@ -1,4 +1,4 @@
-"""A problem cut into independent parts: the sequences of a packed batch, and groups of heads small enough for a tile."""
+"""A call cut into independent parts: the sequences of a packed batch, and groups of heads small enough for a tile."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -7,13 +7,15 @@ from typing import Any
 from torch import Tensor
 
 from fastmax import dropout
-from fastmax.call import Problem
+from fastmax.call import Call
+from fastmax.plan import RULE, Plan
 
 
 @dataclass(slots=True)
-class Work(Problem):
-    """One part as a problem of its own, with the dropout masks of its queries and keys."""
+class Work(Call):
+    """One part as a call of its own, with the dropout masks of its queries and keys."""
 
+    plan: Plan = RULE
     query_masks: dropout.Part | None = None
     key_masks: dropout.Part | None = None
 
@@ -42,12 +44,14 @@ class Part:
     def of_states(self, x: Tensor) -> Tensor:
         return x[self.states, self.heads]
 
-    def work(self, p: Problem, masks: tuple[dropout.Dropout, dropout.Dropout] | None) -> Work:
+    def work(self, p: Call, plan: Plan, masks: tuple[dropout.Dropout, dropout.Dropout] | None) -> Work:
         own: dict[str, Any] = {
+            "plan": plan,
             "q": self.of_queries(p.q),
             "k": self.of_keys(p.k),
             "v": self.of_keys(p.v),
             "head_scale": None if p.head_scale is None else p.head_scale[self.query_heads],
+            "log_decay": None if p.log_decay is None else self.of_keys(p.log_decay),
             "key_mask": None if p.key_mask is None else self.of_keys(p.key_mask.expand(-1, p.k.shape[1], -1)),
             "cu_seqlens_q": None,
             "cu_seqlens_k": None,
@@ -59,18 +63,20 @@ class Part:
         return Work(**({field.name: getattr(p, field.name) for field in fields(p)} | own))
 
 
-def masks_of(p: Problem) -> tuple[dropout.Dropout, dropout.Dropout] | None:
-    """The dropout of the queries and of the keys of the whole problem, if any."""
-    if p.dropout_seed is None or (p.dropout_mode == "quadratic" and p.order < 2):  # no feature of degree 2 to drop
+def masks_of(p: Call) -> tuple[dropout.Dropout, dropout.Dropout] | None:
+    """The dropout of the queries and of the keys of the whole call, if any."""
+    if p.dropout_seed is None or (
+        p.options.dropout_mode == "quadratic" and p.options.order < 2
+    ):  # no feature of degree 2 to drop
         return None
     queries, keys = (
-        dropout.Dropout.of(p.dropout_mode, p.dropout_p, p.dropout_seed, side, x.shape, p.features)
+        dropout.Dropout.of(p.options.dropout_mode, p.options.dropout_p, p.dropout_seed, side, x.shape, p.features)
         for side, x in enumerate((p.q, p.k))
     )
     return queries, keys
 
 
-def parts(p: Problem, heads_at_once: int) -> Iterator[Part]:
+def parts(p: Call, heads_at_once: int) -> Iterator[Part]:
     """Whole batches while they are few, else single ones in groups of heads, each sequence on its own."""
     batch, heads = p.k.shape[:2]
     at_once = max(1, min(heads, heads_at_once))
@@ -90,7 +96,7 @@ def parts(p: Problem, heads_at_once: int) -> Iterator[Part]:
                 )
 
 
-def _sequences(p: Problem) -> Iterator[tuple[slice, slice, slice | None]]:
+def _sequences(p: Call) -> Iterator[tuple[slice, slice, slice | None]]:
     if p.cu_seqlens_q is None or p.cu_seqlens_k is None:
         yield slice(0, p.q.shape[2]), slice(0, p.k.shape[2]), None
         return

@@ -1,6 +1,6 @@
 """The three primitives, accumulate, read and read's gradient, and the dense form, on tiles of one group of heads.
 
-Every tile is loaded from the raw inputs, converted to the accumulation dtype and standardized on the way, so that nothing
+Every tile is loaded from the raw inputs, converted to the accumulation dtype and normalized on the way, so that nothing
 of the size of a whole input is copied. Queries of the heads that share a key head are stacked: (B, Hkv, G * n, D).
 """
 
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from fastmax import dropout
+from fastmax.backends.chunked.decay import Decay
 from fastmax.backends.chunked.parts import Work
-from fastmax.backends.chunked.schedule import Attend
 from fastmax.call import OutputGrads
-from fastmax.core import EPS, similarity, standardize
+from fastmax.core import EPS, normalized, similarity
 from fastmax.features import phi, phi_vjp
+from fastmax.plan import Attend
 
 FEATURE_BUDGET = 1 << 20
 """How many elements the features of one tile may have: enough for an efficient product, few enough for a cache."""
@@ -67,27 +68,32 @@ def tiles(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
 
 def feature_tile(p: Work) -> int:
     """How many tokens of all these heads are turned into features at a time."""
-    return max(16, FEATURE_BUDGET // max(1, p.q.shape[0] * p.q.shape[1] * p.features))
+    return max(16, (p.plan.feature_budget or FEATURE_BUDGET) // max(1, p.q.shape[0] * p.q.shape[1] * p.features))
+
+
+def dense_tile(p: Work) -> int:
+    return p.plan.dense_tile or DENSE_TILE
 
 
 def query_tiles(p: Work, step: Attend) -> Iterator[tuple[int, int]]:
     sees_keys, needs_features = step.key_stop > step.key_start, step.reads_state or p.drops_features
-    size = feature_tile(p) if needs_features else DENSE_TILE
-    return tiles(step.start, step.stop, min(DENSE_TILE, size) if sees_keys else size)
+    size = feature_tile(p) if needs_features else dense_tile(p)
+    return tiles(step.start, step.stop, min(dense_tile(p), size) if sees_keys else size)
 
 
 def key_tiles(p: Work, step: Attend, a: int, b: int) -> Iterator[tuple[int, int, int | None]]:
     """The keys that queries a:b see in the dense form, and the diagonal above which a tile is masked, if it is."""
-    stop = min(step.key_stop, b) if p.is_causal else step.key_stop
-    for c, d in tiles(step.key_start, stop, DENSE_TILE):
-        yield c, d, a - c if p.is_causal and d > a + 1 else None
+    is_causal = p.options.is_causal
+    stop = min(step.key_stop, b) if is_causal else step.key_stop
+    for c, d in tiles(step.key_start, stop, dense_tile(p)):
+        yield c, d, a - c if is_causal and d > a + 1 else None
 
 
 def load_queries(p: Work, a: int, b: int) -> Tile:
     """q̂ * scale of queries a:b."""
     x = p.q[:, :, a:b].to(p.dtype)
-    x = _drop_tokens(standardize(x) if p.normalize else x, p.query_masks, a, b) * p.scale
-    return Tile(_stack(x if p.head_scale is None else x * _per_head(p), p), p.order, a, b, p.query_masks)
+    x = _drop_tokens(normalized(x, p.options.normalize), p.query_masks, a, b) * p.scale
+    return Tile(_stack(x if p.head_scale is None else x * _per_head(p), p), p.options.order, a, b, p.query_masks)
 
 
 def zeros(tile: Tile, columns: int) -> Tensor:
@@ -100,9 +106,9 @@ def store_query_grads(p: Work, a: int, b: int, d: Tensor, dq: Tensor, d_scale: T
     x = p.q[:, :, a:b].to(p.dtype)
     d = _drop_tokens(d.reshape(x.shape), p.query_masks, a, b) * p.scale
     if p.head_scale is not None:
-        d_scale += (d * (standardize(x) if p.normalize else x)).sum((0, 2, 3))
+        d_scale += (d * normalized(x, p.options.normalize)).sum((0, 2, 3))
         d = d * _per_head(p)
-    dq[:, :, a:b] = standardize_vjp(x, d) if p.normalize else d
+    dq[:, :, a:b] = normalized_vjp(x, d, p.options.normalize)
 
 
 def load_keys(p: Work, a: int, b: int) -> tuple[Tile, Tensor]:
@@ -113,17 +119,16 @@ def load_keys(p: Work, a: int, b: int) -> tuple[Tile, Tensor]:
     if p.key_mask is not None:
         drop = ~p.key_mask[:, :, a:b, None]
         x, u = x.masked_fill(drop, 0), u.masked_fill_(drop, 0)
-    x = standardize(x) if p.normalize else x
-    return Tile(_drop_tokens(x, p.key_masks, a, b), p.order, a, b, p.key_masks), u
+    x = normalized(x, p.options.normalize)
+    return Tile(_drop_tokens(x, p.key_masks, a, b), p.options.order, a, b, p.key_masks), u
 
 
 def store_key_grads(p: Work, a: int, b: int, dk_hat: Tensor, dv: Tensor, out_k: Tensor, out_v: Tensor) -> None:
     """From the gradients of k̂ and of the values that count to those of the raw keys and values a:b."""
     d, dv = _drop_tokens(dk_hat[:, :, a:b], p.key_masks, a, b), dv[:, :, a:b]
     drop = None if p.key_mask is None else ~p.key_mask[:, :, a:b, None]
-    if p.normalize:
-        x = p.k[:, :, a:b].to(p.dtype)
-        d = standardize_vjp(x if drop is None else x.masked_fill(drop, 0), d)
+    x = p.k[:, :, a:b].to(p.dtype)
+    d = normalized_vjp(x if drop is None else x.masked_fill(drop, 0), d, p.options.normalize)
     out_k[:, :, a:b] = d if drop is None else d.masked_fill(drop, 0)
     out_v[:, :, a:b] = dv if drop is None else dv.masked_fill(drop, 0)
 
@@ -148,13 +153,17 @@ def load_output_grads(p: Work, a: int, b: int, o: Tensor, g: Tensor, grads: Outp
     return _stack(w, p)
 
 
-def standardize_vjp(x: Tensor, d: Tensor) -> Tensor:
-    """The gradient of x from that of standardize(x)."""
-    x = x - x[..., :1]
-    x = x - x.mean(-1, keepdim=True)
-    rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
-    x_hat = x * rstd
-    return (d - d.mean(-1, keepdim=True) - x_hat * (d * x_hat).mean(-1, keepdim=True)) * rstd
+def normalized_vjp(x: Tensor, d: Tensor, how: str) -> Tensor:
+    """The gradient of x from that of normalized(x)."""
+    if how == "none":
+        return d
+    if how == "standardize":
+        x = x - x[..., :1]
+        x = x - x.mean(-1, keepdim=True)
+        d = d - d.mean(-1, keepdim=True)
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+    x_hat = x * scale
+    return (d - x_hat * (d * x_hat).mean(-1, keepdim=True)) * scale
 
 
 def accumulate(state: Tensor, tile: Tile, b: Tensor) -> None:
@@ -172,22 +181,30 @@ def read_vjp(state: Tensor, tile: Tile, b: Tensor) -> Tensor:
     return tile.phi_vjp(state @ b.mT)
 
 
-def dense(x: Tile, y: Tile, u: Tensor, p: Work, diagonal: int | None) -> Tensor:
+def dense(x: Tile, y: Tile, u: Tensor, p: Work, diagonal: int | None, decay: Decay | None) -> Tensor:
     """f(x y^T) u for a tile of stacked queries x and keys y; query i sees the keys j <= i + diagonal."""
-    if p.drops_features:  # then f(x . y) is no function of the dot product, only of the features that are left
-        return _causal(x.phi.mT @ y.phi, p, diagonal) @ u
-    return _causal(similarity(x.x @ y.x.mT, p.order), p, diagonal) @ u
+    # with features dropped f(x . y) is no function of the dot product, only of those that are left
+    f = x.phi.mT @ y.phi if p.drops_features else similarity(x.x @ y.x.mT, p.options.order)
+    return _seen(f, x, y, p, diagonal, decay) @ u
 
 
-def dense_vjp(x: Tile, y: Tile, u: Tensor, w: Tensor, p: Work, diagonal: int | None) -> tuple[Tensor, Tensor, Tensor]:
+def dense_vjp(
+    x: Tile, y: Tile, u: Tensor, w: Tensor, p: Work, diagonal: int | None, decay: Decay | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, y and u from that of dense(x, y, u), which is w."""
-    df = _causal(w @ u.mT, p, diagonal)
+    df = _seen(w @ u.mT, x, y, p, diagonal, decay)
     if p.drops_features:
-        f = _causal(x.phi.mT @ y.phi, p, diagonal)
+        f = _seen(x.phi.mT @ y.phi, x, y, p, diagonal, decay)
         return x.phi_vjp(y.phi @ df.mT), y.phi_vjp(x.phi @ df), f.mT @ w
     s = x.x @ y.x.mT
-    ds = df.mul_(similarity(s, p.order - 1))
-    return ds @ y.x, ds.mT @ x.x, _causal(similarity(s, p.order), p, diagonal).mT @ w
+    ds = df.mul_(similarity(s, p.options.order - 1))
+    return ds @ y.x, ds.mT @ x.x, _seen(similarity(s, p.options.order), x, y, p, diagonal, decay).mT @ w
+
+
+def faded(x: Tensor, factors: Tensor, p: Work) -> Tensor:
+    """Rows of stacked queries, (B, Hkv, G * n, J), times what each query's token says, (B, Hkv, 1, n, 1)."""
+    batch, heads, _, columns = x.shape
+    return (x.view(batch, heads, p.groups, -1, columns) * factors).flatten(2, 3)
 
 
 def _drop_tokens(x: Tensor, masks: dropout.Part | None, a: int, b: int) -> Tensor:
@@ -209,8 +226,14 @@ def _inverse(g: Tensor) -> Tensor:
     return torch.where(g == 0, 0, 1 / g).unsqueeze(-1)
 
 
-def _causal(weights: Tensor, p: Work, diagonal: int | None) -> Tensor:
+def _seen(weights: Tensor, x: Tile, y: Tile, p: Work, diagonal: int | None, decay: Decay | None) -> Tensor:
+    """Weights of stacked queries and keys, in place: faded, and without those that causality hides."""
+    if diagonal is None and decay is None:
+        return weights
+    *lead, queries, keys = weights.shape
+    stacked = weights.view(*lead, p.groups, queries // p.groups, keys)
+    if decay is not None:
+        stacked.mul_(decay.of_pairs(x.a, x.b, y.a, y.b))
     if diagonal is not None:
-        *lead, queries, keys = weights.shape
-        weights.view(*lead, p.groups, queries // p.groups, keys).tril_(diagonal)
+        stacked.tril_(diagonal)
     return weights

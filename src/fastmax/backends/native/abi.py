@@ -2,8 +2,8 @@
 
 import ctypes
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, c_char_p, c_int, c_int32, c_int64, c_void_p
-from dataclasses import dataclass, field
+from ctypes import c_char_p, c_int, c_int64, c_void_p
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from struct import Struct
@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from fastmax import _torch_private
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 FORMS = {"dense": 1, "factorized": 2}
@@ -37,8 +39,6 @@ class Library:
     parallel_for: int | None
     levels: tuple[str, ...]
     running: tuple[str, ...]
-    prepared: dict[Any, Any] = field(default_factory=dict)
-    """Calls that only wait for data: kept here, as they are good for this library only."""
 
     def huge_pages(self, x: Tensor) -> None:
         """For a large tensor that was just allocated: page faults in small pages can take longer than filling it."""
@@ -84,16 +84,4 @@ def load() -> Library | str:
         return f"the kernels at {spec.origin} are of another version: build fastmax again"
     levels = tuple(c.fm_level_name(i).decode() for i in range(c.fm_level_count()))
     running = tuple(name for i, name in enumerate(levels) if c.fm_level_runs(i))
-    return Library(functions, _torch_parallel_for(), levels, running)
-
-
-def _torch_parallel_for() -> int | None:
-    """torch's own thread pool, of C linkage since 2.10; a second pool beside it would compete for the cores."""
-    body = CFUNCTYPE(None, c_int64, c_int64, c_void_p)
-    torch_library = ctypes.CDLL(torch._C.__file__)
-    try:
-        function = torch_library.torch_parallel_for
-    except AttributeError:
-        return None
-    function.argtypes, function.restype = [c_int64, c_int64, c_int64, body, c_void_p], c_int32
-    return ctypes.cast(function, c_void_p).value
+    return Library(functions, _torch_private.parallel_for(), levels, running)

@@ -1,0 +1,59 @@
+"""Forgetting, inside one step of a plan: factors exp(c_i - c_j) from sums of log_decay that never reach beyond the step.
+
+c counts from the start of a step, so that it is exact however long the sequence is; it is summed in fp64. Every exponent
+is at most 0. A state is decayed to the last token that was added to it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastmax.call import Call
+
+
+@dataclass(frozen=True)
+class Decay:
+    """Of the tokens start:stop; c[t] is the sum of log_decay from `start` to `t`, with that of `t`."""
+
+    c: Tensor  # (B, Hkv, stop - start)
+    start: int
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(call: Call, start: int, stop: int) -> "Decay | None":
+        """None if the call does not forget."""
+        if call.log_decay is None:
+            return None
+        x = call.log_decay[:, :, start:stop]
+        return Decay(x.to(_wide(x.device)).cumsum(-1), start, call.dtype)
+
+    def of_queries(self, a: int, b: int) -> Tensor:
+        """(B, Hkv, 1, b - a, 1): what the state has faded by at queries a:b."""
+        return self.c[:, :, None, a - self.start : b - self.start, None].exp().to(self.dtype)
+
+    def of_keys(self, a: int, b: int) -> Tensor:
+        """(B, Hkv, b - a, 1): what keys a:b fade by until the last token of the step."""
+        return (self.c[:, :, -1:] - self.c[:, :, a - self.start : b - self.start]).exp().to(self.dtype).unsqueeze(-1)
+
+    def of_state(self) -> Tensor:
+        """(B, Hkv, 1, 1): what a state fades by from before the step to its last token."""
+        return self.c[:, :, -1:, None].exp().to(self.dtype)
+
+    def of_pairs(self, a: int, b: int, c: int, d: int) -> Tensor:
+        """(B, Hkv, 1, b - a, d - c): what keys c:d have faded by at queries a:b; pairs that causality hides count as 1."""
+        queries, keys = (
+            self.c[:, :, a - self.start : b - self.start, None],
+            self.c[:, :, None, c - self.start : d - self.start],
+        )
+        return (queries - keys).clamp_(max=0).to(self.dtype).exp_().unsqueeze(2)
+
+
+def log_decay_grads(dc: Tensor) -> Tensor:
+    """From the gradients of c to those of log_decay: each token's decay is in the sums of all tokens from it on."""
+    return dc.to(_wide(dc.device)).flip(-1).cumsum(-1).flip(-1)
+
+
+def _wide(device: torch.device) -> torch.dtype:
+    """fp64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
