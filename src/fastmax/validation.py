@@ -193,7 +193,8 @@ def _scale(scale: float | Tensor | None, device: torch.device, heads: int) -> No
             raise ValueError(f"scale must be on {device} as query is, got {scale.device}")
     elif isinstance(scale, bool) or not isinstance(scale, int | float):
         raise TypeError(f"scale must be a number, a tensor or None, got {scale!r}")
-    elif not isfinite(scale):
+    # A compiler has no value to look at, only a symbol, on which it would have to branch.
+    elif not torch.compiler.is_compiling() and not isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
 
 
