@@ -283,7 +283,7 @@ def test_from_attention_takes_over_everything_and_leaves_the_original_alone() ->
     for name, parameter in softmax.named_parameters():
         assert m.get_parameter(name) is parameter
     assert list(softmax.state_dict()) == names
-    assert softmax._qkv_same_embed_dim
+    assert [name for name, _ in softmax.named_modules()] == ["", "out_proj"]
     x = randn(B, L, E)
     torch.testing.assert_close(m(x, x, x)[0], oracle(m, x, x, x, ALL)[0])
     assert seen == [m]
@@ -348,9 +348,21 @@ def test_inputs_are_checked() -> None:
         m(query, key, value, attn_mask=torch.ones(L, S, dtype=torch.bool).tril())
 
 
+@pytest.mark.parametrize("dims", [{}, {"kdim": 6}, {"num_kv_heads": 2}], ids=str)
+def test_whether_the_embedding_dimensions_are_the_same_is_told_truly(dims: dict[str, int]) -> None:
+    assert FastmaxAttention(E, H, **dims)._qkv_same_embed_dim is ("kdim" not in dims)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_nested_tensors_are_refused() -> None:
-    m = layer()
-    x = torch.nested.nested_tensor([randn(3, E), randn(5, E)])
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+def test_nested_tensors(causal: bool) -> None:
+    m, sequences = layer(), [randn(3, E), randn(5, E)]
+    x = torch.nested.nested_tensor(sequences)
+    o, weights = m(x, x, x, need_weights=False, is_causal=causal)
+    assert weights is None
+    for got, alone in zip(o.unbind(), sequences, strict=True):
+        torch.testing.assert_close(got, m(alone, alone, alone, is_causal=causal)[0])
     with pytest.raises(ValueError, match=r"query is a nested tensor.*key_padding_mask"):
         m(x, x, x)
+    with pytest.raises(ValueError, match="a nested tensor says by itself where sequences end"):
+        m(x, x, x, need_weights=False, attn_mask=TRIANGLE)

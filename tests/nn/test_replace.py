@@ -176,7 +176,54 @@ def test_what_is_skipped_is_named() -> None:
     assert result.skipped == {"a": "tests.nn.test_replace.Subclass is a subclass of nn.MultiheadAttention"}
     assert type(model["a"]) is Subclass
     assert model["c"] is ours
-    assert replace_attention(model).replaced == ()
+
+
+class FlashAttn(nn.Linear):
+    pass
+
+
+NOTHING = (
+    r"replace_attention looked for torch\.nn\.MultiheadAttention in {} and found none, so nothing was replaced; {}$"
+)
+
+
+def test_a_model_without_attention_is_told_so() -> None:
+    message = NOTHING.format("Linear", "none of its modules is called attention either")
+    with pytest.warns(UserWarning, match=message):
+        result = replace_attention(nn.Linear(3, 3))
+    assert result == ((), {})
+
+
+def test_attentions_that_are_not_known_are_named() -> None:
+    model = nn.Sequential(FlashAttn(3, 3), FlashAttn(3, 3), Subclass(E, H), FastmaxAttention(E, H))
+    kinds = [
+        r"tests\.nn\.test_replace\.FlashAttn is no nn\.MultiheadAttention \(0 and 1 more\)",
+        r"tests\.nn\.test_replace\.Subclass is a subclass of nn\.MultiheadAttention \(2\)",
+        "1 of its modules is a FastmaxAttention already",
+    ]
+    with pytest.warns(UserWarning, match=NOTHING.format("Sequential", "; ".join(kinds))) as caught:
+        result = replace_attention(model)
+    assert caught[0].filename == __file__, "the warning should point at the call"
+    assert list(result.skipped) == ["0", "1", "2"]
+    model.append(nn.MultiheadAttention(E, H))
+    assert replace_attention(model) == (("4",), result.skipped)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("mode", MODES)
+def test_an_encoder_built_of_a_layer_that_has_fastmax_already(mode: str) -> None:
+    """It makes nested tensors of padded batches in evaluation."""
+    layer = new_layer()
+    assert replace_attention(layer).replaced == ("self_attn",)
+    assert layer.self_attn._qkv_same_embed_dim
+    model, x = nn.TransformerEncoder(layer, 2), randn(B, L, E)
+    with MODES[mode](model), Calls() as calls:
+        o = model(x, src_key_padding_mask=PADDING)
+    assert calls.count == 2
+    for layer in model.layers:
+        x = encoder_layer(layer, x, ~PADDING[:, None, None, :])
+    kept = ~PADDING if mode in ("no_grad", "inference") else torch.ones_like(PADDING)
+    torch.testing.assert_close(o[kept], x[kept])
 
 
 def test_a_module_under_two_names_stays_one_module() -> None:

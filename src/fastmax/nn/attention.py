@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from fastmax.api import fastmax_attention
 from fastmax.call import accumulation_dtype
 from fastmax.core import standardize
-from fastmax.nn import extra_keys, masks, projection
+from fastmax.nn import extra_keys, masks, nested, projection
+from fastmax.nn.fused_path import FusedPathGuard
 from fastmax.nn.options import LayerOptions, layer_scale
 from fastmax.nn.rotary import rotate
 from fastmax.reference import attention_matrix
@@ -24,7 +25,7 @@ class FastmaxAttention(nn.MultiheadAttention):
       any other mask is a ValueError.
     - `is_causal=True` needs no `attn_mask`; if there is one, it is taken to be the causal mask and not looked at.
     - A query that sees no key gives zeros (then the output projection), not NaN.
-    - Nested tensors are refused.
+    - Nested tensors are taken where nn.TransformerEncoder makes them: self attention, `batch_first`, no weights, no masks.
 
     Args:
         dropout: of the attention, in training; see `dropout_mode`. (Weights that are returned are those without dropout.)
@@ -98,8 +99,7 @@ class FastmaxAttention(nn.MultiheadAttention):
     def _configure(self, options: LayerOptions) -> None:
         if options.rotary and self.head_dim % 2:
             raise ValueError(f"rotary needs an even head dimension, got {self.head_dim}")
-        # nn.TransformerEncoderLayer asks this before it calls its fused softmax kernel instead of self_attn.forward.
-        self._qkv_same_embed_dim = False
+        self.fused_path_guard = FusedPathGuard()
         self.options = options
         self.scale = layer_scale(options.order, self.head_dim) if options.scale is None else float(options.scale)
         start = self.out_proj.weight.new_full((self.num_heads,), self.scale)
@@ -151,6 +151,8 @@ class FastmaxAttention(nn.MultiheadAttention):
         O(L S) time and memory. It is on by default only because it is in nn.MultiheadAttention: turn it off for long
         sequences. (nn.TransformerEncoderLayer and nn.TransformerDecoderLayer do.)
         """
+        if query.is_nested and query is key is value and self.batch_first and not need_weights:
+            return self._nested(query, key_padding_mask, attn_mask, is_causal), None
         projection.check(query, key, value, (self.embed_dim, self.kdim, self.vdim), self.batch_first)
         batch = projection.batch_size(query, self.batch_first)
         # First of all, because to read a mask breaks the graph of a compiler: better before there is one.
@@ -191,6 +193,13 @@ class FastmaxAttention(nn.MultiheadAttention):
         weights = weights[:, :, hidden:].roll(-len(extra), -1)
         weights = weights.mean(1) if average_attn_weights else weights
         return output, weights.squeeze(0) if batch is None else weights
+
+    def _nested(self, x: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        if key_padding_mask is not None or attn_mask is not None:
+            raise ValueError("a nested tensor says by itself where sequences end: it takes no mask, only is_causal")
+        padded, padding, lengths = nested.to_padded(x)
+        o, _ = self(padded, padded, padded, padding, need_weights=False, is_causal=is_causal)
+        return nested.from_padded(o, lengths, x.layout)
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, heads, L, D) each."""

@@ -13,17 +13,17 @@ def check(query: Tensor, key: Tensor, value: Tensor, dims: Sequence[int], batch_
     for (name, x), dim in zip(named, dims, strict=True):
         if x.is_nested:
             raise ValueError(
-                f"{name} is a nested tensor, which Fastmax attention does not take: pad it and pass key_padding_mask. "
-                "(nn.TransformerEncoder makes nested tensors of padded ones unless its use_nested_tensor is False; "
-                "fastmax.replace_attention sees to that)"
+                f"{name} is a nested tensor, which Fastmax attention takes only as query, key and value in one, with "
+                "batch_first=True and need_weights=False: pad it and pass key_padding_mask"
             )
         if query.dim() not in (2, 3) or x.dim() != query.dim():
             shapes = ", ".join(str(tuple(y.shape)) for _, y in named)
             raise ValueError(f"query, key and value must all be 3-D, or all 2-D if unbatched, got {shapes}")
         if x.shape[-1] != dim:
             raise ValueError(f"{name} must have {dim} features, got shape {tuple(x.shape)}")
-    batches = {batch_size(x, batch_first) for _, x in named}
-    if len(batches) > 1 or key.shape[:-1] != value.shape[:-1]:
+    # Compared one by one, not as a set: symbolic sizes have no hash.
+    batches = [batch_size(x, batch_first) for _, x in named]
+    if batches[1] != batches[0] or batches[2] != batches[0] or key.shape[:-1] != value.shape[:-1]:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named)
         order = "(B, L, E)" if batch_first else "(L, B, E)"
         raise ValueError(
