@@ -115,10 +115,8 @@ def fastmax_attention(
         (..., Hq, Nq, Dv) in the dtype of `value`, or of autocast where it is on; sums are taken in fp32 (fp64 for fp64).
     """
     number = None if isinstance(scale, Tensor) else scale
-    options = Options(
-        order, is_causal, "standardize" if normalize is True else "none" if normalize is False else normalize, number, enable_gqa, return_state, dropout_p, dropout_mode,
-        backend,
-    )  # fmt: skip
+    how = "standardize" if normalize is True else "none" if normalize is False else normalize
+    options = Options(order, is_causal, how, number, enable_gqa, return_state, dropout_p, dropout_mode, backend)
     return _attend(query, key, value, attn_mask, scale, log_decay, initial_state, options)
 
 
@@ -202,10 +200,8 @@ def fastmax_varlen_attention(
     """
     validation.packed(query, key, value, cu_seqlens_q, cu_seqlens_k)
     number = None if isinstance(scale, Tensor) else scale
-    options = Options(
-        order, is_causal, "standardize" if normalize is True else "none" if normalize is False else normalize, number, enable_gqa, return_state, dropout_p, dropout_mode,
-        backend,
-    )  # fmt: skip
+    how = "standardize" if normalize is True else "none" if normalize is False else normalize
+    options = Options(order, is_causal, how, number, enable_gqa, return_state, dropout_p, dropout_mode, backend)
     q, k, v = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
     result = _attend(q, k, v, attn_mask, scale, log_decay, initial_state, options, (cu_seqlens_q, cu_seqlens_k))
     return (result[0].transpose(0, 1), result[1]) if isinstance(result, tuple) else result.transpose(0, 1)

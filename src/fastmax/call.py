@@ -65,7 +65,7 @@ class Call:
     def unflatten(values: Any) -> "Call":
         """From the arguments of an op: the tensors, then the options."""
         tensors: Any = values[: len(TENSORS)]
-        return Call(*tensors, Options(*values[len(TENSORS) :]))
+        return Call(*tensors, Options(*values[len(TENSORS) :]))  # type: ignore[call-arg]
 
     def flatten(self) -> tuple[Any, ...]:
         return (

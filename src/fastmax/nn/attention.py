@@ -1,16 +1,18 @@
 """FastmaxAttention: nn.MultiheadAttention with Fastmax in the place of softmax."""
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from fastmax.api import fastmax_attention
-from fastmax.call import accumulation_dtype
-from fastmax.core import standardize
+from fastmax.call import accumulation_dtype, normalization
+from fastmax.core import normalized
 from fastmax.nn import extra_keys, masks, nested, projection
 from fastmax.nn.fused_path import FusedPathGuard
-from fastmax.nn.options import LayerOptions, layer_scale
+from fastmax.nn.gate import Gate
+from fastmax.nn.options import MEMORY, LayerOptions, layer_scale
 from fastmax.nn.rotary import rotate
 from fastmax.reference import attention_matrix
 
@@ -34,7 +36,11 @@ class FastmaxAttention(nn.MultiheadAttention):
             and denominators near zero.
         learn_scale: learn one scale per head, from `scale` on: a parameter `head_scale` of shape (num_heads,). Leave it out
             of weight decay.
-        normalize: standardize each query and key, which keeps s within bounds.
+        normalize: standardize each query and key, which keeps s within bounds; "rms" divides by the root mean square alone.
+        decay: forget, in self attention: "gated" by a decay that each token and head makes of the input, "learned" by one
+            per head; a child module `gate`. With rotary positions it is what lets Fastmax learn as well as softmax or better.
+            Without causality the weights fade in both directions.
+        memory: where the decays start: head by head from a reach of 2^memory[0] tokens to one of 2^memory[1].
         rotary: rotate positions into queries and keys, after they are standardized. Extra keys (`add_bias_kv`,
             `add_zero_attn`) have no position. Needs an even head dimension.
         rotary_base: see `fastmax.nn.rotary.rotate`.
@@ -65,14 +71,18 @@ class FastmaxAttention(nn.MultiheadAttention):
         order: int = 2,
         scale: float | None = None,
         learn_scale: bool = False,
-        normalize: bool = True,
+        normalize: bool | str = True,
         rotary: bool = False,
         rotary_base: float = 10000.0,
+        decay: str | None = None,
+        memory: tuple[float, float] = MEMORY,
         num_kv_heads: int | None = None,
         dropout_mode: str = "quadratic",
         backend: str = "auto",
     ) -> None:
-        options = LayerOptions(order, scale, learn_scale, normalize, rotary, rotary_base, dropout_mode, backend)
+        options = LayerOptions(
+            order, scale, learn_scale, normalize, rotary, rotary_base, decay, memory, dropout_mode, backend
+        )
         if num_heads > 0 and embed_dim % num_heads:
             raise ValueError(f"embed_dim must be divisible by num_heads, got {embed_dim} and {num_heads}")
         if num_kv_heads is not None and (num_kv_heads < 1 or num_heads % num_kv_heads):
@@ -104,6 +114,13 @@ class FastmaxAttention(nn.MultiheadAttention):
         self.scale = layer_scale(options.order, self.head_dim) if options.scale is None else float(options.scale)
         start = self.out_proj.weight.new_full((self.num_heads,), self.scale)
         self.register_parameter("head_scale", nn.Parameter(start) if options.learn_scale else None)
+        if options.decay is not None and (self.bias_k is not None or self.add_zero_attn):
+            raise ValueError("decay is for keys with a place in the sequence: add_bias_kv and add_zero_attn have none")
+        self.gate = (
+            None
+            if options.decay is None
+            else Gate(options.decay, self.kdim, self.num_kv_heads, options.memory, start.device, start.dtype)
+        )
 
     def _share_heads(self, kv_dim: int) -> None:
         shapes = {
@@ -133,6 +150,9 @@ class FastmaxAttention(nn.MultiheadAttention):
         head_scale = getattr(self, "head_scale", None)  # not yet there when the base class initializes
         if head_scale is not None:
             nn.init.constant_(head_scale, self.scale)
+        gate = getattr(self, "gate", None)
+        if gate is not None:
+            gate.reset_parameters()
 
     def forward(
         self,
@@ -179,11 +199,12 @@ class FastmaxAttention(nn.MultiheadAttention):
             "scale": scale,
             "normalize": normalize,
             "enable_gqa": True,
+            "log_decay": self._log_decay(key),
         }
         dropout: dict[str, Any] = {}
         if self.training and self.dropout > 0:
             dropout = {"dropout_p": self.dropout, "dropout_mode": self.options.dropout_mode}
-        o = fastmax_attention(q, k, v, mask, is_causal=is_causal, backend=self.options.backend, **options, **dropout)
+        o = self._attend(q, k, v, mask, is_causal=is_causal, backend=self.options.backend, **options, **dropout)
         output = self.out_proj(projection.merge_heads(o[:, :, hidden:], batch is not None, self.batch_first))
         if not need_weights:
             return output, None
@@ -211,9 +232,20 @@ class FastmaxAttention(nn.MultiheadAttention):
             projection.split_heads(v, self.num_kv_heads, self.batch_first),
         )
 
+    # What a layer with the same projections, positions and gate around another attention replaces.
+    _attend: Callable[..., Tensor] = staticmethod(fastmax_attention)
+
+    def _log_decay(self, key: Tensor) -> Tensor | None:
+        """(B, num_kv_heads, L) or (num_kv_heads, 1)."""
+        if self.gate is None:
+            return None
+        if key.dim() == 3 and not self.batch_first:
+            key = key.transpose(0, 1)
+        log_decay: Tensor = self.gate(key)
+        return log_decay
+
     def _standardized(self, x: Tensor) -> Tensor:
-        x = x.to(accumulation_dtype(x.dtype))
-        return standardize(x) if self.options.normalize else x
+        return normalized(x.to(accumulation_dtype(x.dtype)), normalization(self.options.normalize))
 
     def _rotated(self, x: Tensor) -> Tensor:
         return rotate(self._standardized(x), base=self.options.rotary_base)
@@ -237,7 +269,7 @@ class FastmaxAttention(nn.MultiheadAttention):
         for name, default in (("num_kv_heads", self.num_heads), ("dropout", 0.0), ("batch_first", False)):
             if getattr(self, name) != default:
                 shown[name] = getattr(self, name)
-        for name in ("normalize", "rotary", "rotary_base", "dropout_mode", "backend"):
+        for name in ("normalize", "rotary", "rotary_base", "decay", "memory", "dropout_mode", "backend"):
             if getattr(self.options, name) != getattr(LayerOptions, name):
                 shown[name] = getattr(self.options, name)
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())

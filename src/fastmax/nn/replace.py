@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import nn
 
 from fastmax.nn.attention import FastmaxAttention
-from fastmax.nn.options import LayerOptions
+from fastmax.nn.options import MEMORY, LayerOptions
 
 
 class Replacement(NamedTuple):
@@ -22,9 +22,11 @@ def replace_attention(
     *,
     scale: float | None = None,
     learn_scale: bool = False,
-    normalize: bool = True,
+    normalize: bool | str = True,
     rotary: bool = False,
     rotary_base: float = 10000.0,
+    decay: str | None = None,
+    memory: tuple[float, float] = MEMORY,
     dropout_mode: str = "quadratic",
     backend: str = "auto",
 ) -> Replacement:
@@ -40,7 +42,9 @@ def replace_attention(
 
     A function that reads a layer's weights and calls F.multi_head_attention_forward by itself goes on with softmax.
     """
-    options = LayerOptions(order, scale, learn_scale, normalize, rotary, rotary_base, dropout_mode, backend)
+    options = LayerOptions(
+        order, scale, learn_scale, normalize, rotary, rotary_base, decay, memory, dropout_mode, backend
+    )
     if type(model) is nn.MultiheadAttention:
         raise ValueError("model is itself an nn.MultiheadAttention: use FastmaxAttention.from_attention(model)")
     replaced: list[str] = []
