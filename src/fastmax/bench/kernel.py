@@ -47,7 +47,7 @@ class Cell:
         """4 N F (Dv + 1) per head, and N C (D + Dv) for the dense part inside causal chunks of C tokens."""
         per_token = 4.0 * feature_count(self.head_dim, self.order) * (self.head_dim + 1)
         if self.is_causal:
-            chunk = 64 if self.head_dim <= 32 or self.order == 1 else 128  # as in native/chunks.h
+            chunk = 64 if self.head_dim <= 32 or self.order == 1 else 128  # as rule.causal_chunk
             per_token += 2.0 * chunk * self.head_dim
         return per_token * self.tokens * self.heads * (3.5 if self.backward else 1)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from fastmax.backends.native import abi
 from fastmax.backends.native.decode import step, step_unsupported
 from fastmax.backends.native.prepared import Prepared
-from fastmax.backends.native.rule import factorized_cost, form
+from fastmax.backends.native.rule import causal_chunk, factorized_cost, form
 from fastmax.call import InputGrads, OutputGrads, Problem
 from fastmax.core import EPS
 
@@ -26,7 +26,8 @@ def describe() -> str:
     library = abi.load()
     if isinstance(library, str):
         return f"missing: {library}"
-    return f"{library.running[0]} (compiled in: {', '.join(library.levels)})"
+    threads = "" if library.parallel_for is not None else "; one thread, as torch's thread pool was not found"
+    return f"{library.running[0]} (compiled in: {', '.join(library.levels)}){threads}"
 
 
 def levels() -> tuple[str, ...]:
@@ -135,7 +136,8 @@ class _Call:
             uniform = _form(p, queries, keys, has_state, form)
         self.numbers = (
             abi.TYPES[p.dtype], batch, query_heads, key_heads, queries, keys, head_dim, value_dim,
-            p.order, p.is_causal, p.normalize, sequences, uniform, self.forms, p.scale, EPS,
+            p.order, p.is_causal, p.normalize, causal_chunk(head_dim, p.order, p.is_causal),
+            sequences, uniform, self.forms, p.scale, EPS,
         )  # fmt: skip
         self.tensors = (*self.tensor(p.q), *self.tensor(p.k), *self.tensor(p.v), *self.tensor(o), *self.tensor(g))
         self.state_in = self.pointer(p.state_in)

@@ -1,4 +1,4 @@
-"""Which of the two exact forms is cheaper: one function of the shapes."""
+"""Which of the two exact forms is cheaper, and how long its chunks are: functions of the shapes."""
 
 from fastmax.features import feature_count
 
@@ -17,3 +17,11 @@ def form(queries: int, keys: int, head_dim: int, value_dim: int, order: int, is_
 
 def factorized_cost(queries: int, keys: int, head_dim: int, value_dim: int, order: int) -> int:
     return (queries + keys) * feature_count(head_dim, order) * (value_dim + 1)
+
+
+def causal_chunk(head_dim: int, order: int, is_causal: bool) -> int:
+    """Tokens per step of the factorized form, a multiple of 32, so that it is one of every level's vectors.
+
+    A long chunk spares traffic with the state, a short one work in the dense form inside a causal chunk.
+    """
+    return 64 if (is_causal and head_dim <= 32) or order == 1 else 128
