@@ -1,50 +1,105 @@
-// The C ABI between Python and the kernels: one call as plain numbers and pointers of eight bytes each, mirrored by
-// backends/native/abi.py.
+// The C ABI between Python and the kernels: a call as integers, doubles and pointers of eight bytes each.
+//
+// Every structure and enumeration is one list. It makes the C declaration and, in dispatch.cpp, the text that
+// backends/native/abi.py compares with its own list when it loads the library.
 #pragma once
 #include <stdint.h>
 
-enum FmType { FM_F32 = 0, FM_F64 = 1, FM_BF16 = 2, FM_F16 = 3 };
-enum FmForm { FM_DENSE = 1, FM_FACTORIZED = 2 };
-enum FmStatus { FM_OK = 0, FM_NO_MEMORY = 1 };
+#define FM_TYPES(X) X(F32, 0) X(F64, 1) X(BF16, 2) X(F16, 3)
+#define FM_FORMS(X) X(DENSE, 1) X(FACTORIZED, 2)
+// BAD_x: the kernels have no code for the value of x; nothing was computed.
+#define FM_STATUSES(X) \
+  X(OK, 0) X(NO_MEMORY, 1) X(BAD_LEVEL, 2) X(BAD_TYPE, 3) X(BAD_ORDER, 4) X(BAD_FORM, 5) X(BAD_CHUNK, 6) X(BAD_DIM, 7)
+
+#define FM_ENUMERATOR(name, value) FM_##name = value,
+enum FmType { FM_TYPES(FM_ENUMERATOR) };
+enum FmForm { FM_FORMS(FM_ENUMERATOR) };
+enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
+
+#define FM_MAX_DIM 256  // channels per head
 
 // (batch, heads, tokens, channels); strides in elements, that of the channels is 1. No data: the tensor is absent.
-typedef struct {
-  void* data;
-  int64_t batch_stride, head_stride, token_stride, type;
-} FmTensor;
+#define FM_TENSOR_FIELDS(INT, REAL, POINTER, TENSOR) \
+  POINTER(void, data)                                \
+  INT(batch_stride)                                  \
+  INT(head_stride)                                   \
+  INT(token_stride)                                  \
+  INT(type)
 
-// The fields of problem.Problem and of the gradients. States are contiguous, in the public layout and of type `type`.
-typedef struct {
-  int64_t type;  // of all arithmetic: FM_F32 or FM_F64
-  int64_t batch, query_heads, key_heads, queries, keys, head_dim, value_dim;
-  int64_t order, is_causal, normalize;
-  int64_t sequences;      // -1 unless packed
-  int64_t form;           // FmForm of all
-  const int64_t* forms;   // or of each sequence, if packed
-  double scale, eps;
-  FmTensor q, k, v, o, g;  // g may be absent, in the forward pass
-  FmTensor d_o, d_g, d_q, d_k, d_v;
-  const uint8_t* mask;
-  int64_t mask_batch_stride, mask_head_stride, mask_token_stride;
-  const int64_t *cu_queries, *cu_keys;
-  const double* head_scale;
-  double* d_head_scale;
-  const void* state_in;
-  void* state_out;
-  const void* d_state_out;
-  void* d_state_in;
-} FmCall;
+// The fields of a call and of its gradients. States are contiguous, in the public layout and of type `type`.
+#define FM_CALL_FIELDS(INT, REAL, POINTER, TENSOR)                                             \
+  INT(type) /* of all arithmetic: FM_F32 or FM_F64 */                                          \
+  INT(batch)                                                                                   \
+  INT(query_heads)                                                                             \
+  INT(key_heads)                                                                               \
+  INT(queries)                                                                                 \
+  INT(keys)                                                                                    \
+  INT(head_dim)                                                                                \
+  INT(value_dim)                                                                               \
+  INT(order)                                                                                   \
+  INT(is_causal)                                                                               \
+  INT(normalize)                                                                               \
+  INT(chunk)                    /* tokens per step of the factorized form, a multiple of 32 */ \
+  INT(sequences)                /* -1 unless packed */                                         \
+  INT(form)                     /* FmForm of all, */                                           \
+  POINTER(const int64_t, forms) /* or of each sequence, if packed */                           \
+  REAL(scale)                                                                                  \
+  REAL(eps)                                                                                    \
+  TENSOR(q)                                                                                    \
+  TENSOR(k)                                                                                    \
+  TENSOR(v)                                                                                    \
+  TENSOR(o)                                                                                    \
+  TENSOR(g) /* of type `type`; may be absent in the forward pass */                            \
+  TENSOR(d_o)                                                                                  \
+  TENSOR(d_g)                                                                                  \
+  TENSOR(d_q)                                                                                  \
+  TENSOR(d_k)                                                                                  \
+  TENSOR(d_v)                                                                                  \
+  POINTER(const uint8_t, mask)                                                                 \
+  INT(mask_batch_stride)                                                                       \
+  INT(mask_head_stride)                                                                        \
+  INT(mask_token_stride)                                                                       \
+  POINTER(const int64_t, cu_queries)                                                           \
+  POINTER(const int64_t, cu_keys)                                                              \
+  POINTER(const double, head_scale)                                                            \
+  POINTER(double, d_head_scale)                                                                \
+  POINTER(const void, state_in)                                                                \
+  POINTER(void, state_out)                                                                     \
+  POINTER(const void, d_state_out)                                                             \
+  POINTER(void, d_state_in)
 
 // One token per (batch, head); the state, in the public layout, is updated in place and read in the same pass.
+#define FM_STEP_FIELDS(INT, REAL, POINTER, TENSOR)                  \
+  INT(type)                                                         \
+  INT(batch)                                                        \
+  INT(query_heads)                                                  \
+  INT(key_heads)                                                    \
+  INT(head_dim)                                                     \
+  INT(value_dim)                                                    \
+  INT(order)                                                        \
+  INT(normalize)                                                    \
+  REAL(scale)                                                       \
+  REAL(eps)                                                         \
+  TENSOR(q) /* token_stride is not used */                          \
+  TENSOR(k)                                                         \
+  TENSOR(v)                                                         \
+  TENSOR(o)                                                         \
+  POINTER(const uint8_t, mask) /* (batch, key_heads), contiguous */ \
+  POINTER(const double, head_scale)                                 \
+  POINTER(void, state)
+
+#define FM_INT_FIELD(name) int64_t name;
+#define FM_REAL_FIELD(name) double name;
+#define FM_POINTER_FIELD(type, name) type* name;
+#define FM_TENSOR_FIELD(name) FmTensor name;
 typedef struct {
-  int64_t type;
-  int64_t batch, query_heads, key_heads, head_dim, value_dim;
-  int64_t order, normalize;
-  double scale, eps;
-  FmTensor q, k, v, o;  // token_stride is not used
-  const uint8_t* mask;  // (batch, key_heads), contiguous
-  const double* head_scale;
-  void* state;
+  FM_TENSOR_FIELDS(FM_INT_FIELD, FM_REAL_FIELD, FM_POINTER_FIELD, FM_TENSOR_FIELD)
+} FmTensor;
+typedef struct {
+  FM_CALL_FIELDS(FM_INT_FIELD, FM_REAL_FIELD, FM_POINTER_FIELD, FM_TENSOR_FIELD)
+} FmCall;
+typedef struct {
+  FM_STEP_FIELDS(FM_INT_FIELD, FM_REAL_FIELD, FM_POINTER_FIELD, FM_TENSOR_FIELD)
 } FmStep;
 
 // torch's own pool: libtorch_cpu exports torch_parallel_for and torch_get_num_threads.

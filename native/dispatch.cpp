@@ -1,11 +1,14 @@
-// The exported functions: picks the best level that this processor runs, and hands calls to its kernels.
+// The exported functions: describes the boundary, and hands calls to the kernels of a level that this processor runs.
 #include "api.h"
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
 #define FM_EXPORT extern "C" __attribute__((visibility("default")))
-#define FM_DECLARE(level) namespace level { extern const FmKernels kernels; }
+#define FM_DECLARE(level)         \
+  namespace level {               \
+  extern const FmKernels kernels; \
+  }
 
 namespace {
 struct Level {
@@ -16,7 +19,9 @@ struct Level {
 }  // namespace
 
 #if defined(__x86_64__)
-FM_DECLARE(level_v4) FM_DECLARE(level_v3) FM_DECLARE(level_v2)
+FM_DECLARE(level_v4)
+FM_DECLARE(level_v3)
+FM_DECLARE(level_v2)
 #endif
 FM_DECLARE(level_generic)
 
@@ -25,8 +30,8 @@ static const Level* levels(int64_t* count) {
   static const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                          __builtin_cpu_supports("avx512cd");
-  static const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                         __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+  static const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+                         __builtin_cpu_supports("f16c");
   static const bool v2 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt");
   static const Level all[] = {
       {"x86-64-v4", v4 && v3 && v2, &level_v4::kernels},
@@ -41,6 +46,13 @@ static const Level* levels(int64_t* count) {
   return all;
 }
 
+// Null where there is no such level, or the processor would meet instructions that it does not have.
+static const FmKernels* kernels_of(int64_t level) {
+  int64_t count;
+  const Level* all = levels(&count);
+  return level >= 0 && level < count && all[level].runs ? all[level].kernels : nullptr;
+}
+
 FM_EXPORT int64_t fm_level_count() {
   int64_t count;
   levels(&count);
@@ -50,33 +62,47 @@ FM_EXPORT const char* fm_level_name(int64_t i) {
   int64_t count;
   return levels(&count)[i].name;
 }
-FM_EXPORT int fm_level_runs(int64_t i) {
-  int64_t count;
-  return levels(&count)[i].runs;
-}
+FM_EXPORT int fm_level_runs(int64_t i) { return kernels_of(i) != nullptr; }
+
 FM_EXPORT int fm_forward(int64_t level, const FmCall* call, FmParallelFor parallel_for, int64_t threads) {
-  int64_t count;
+  const FmKernels* kernels = kernels_of(level);
   const FmPool pool = {parallel_for, threads};
-  return levels(&count)[level].kernels->forward(call, &pool);
+  return kernels ? kernels->forward(call, &pool) : FM_BAD_LEVEL;
 }
 FM_EXPORT int fm_backward(int64_t level, const FmCall* call, FmParallelFor parallel_for, int64_t threads) {
-  int64_t count;
+  const FmKernels* kernels = kernels_of(level);
   const FmPool pool = {parallel_for, threads};
-  return levels(&count)[level].kernels->backward(call, &pool);
+  return kernels ? kernels->backward(call, &pool) : FM_BAD_LEVEL;
 }
 FM_EXPORT int fm_step(int64_t level, const FmStep* call, FmParallelFor parallel_for, int64_t threads) {
-  int64_t count;
+  const FmKernels* kernels = kernels_of(level);
   const FmPool pool = {parallel_for, threads};
-  return levels(&count)[level].kernels->step(call, &pool);
+  return kernels ? kernels->step(call, &pool) : FM_BAD_LEVEL;
 }
-FM_EXPORT int64_t fm_call_size() { return sizeof(FmCall); }
-FM_EXPORT int64_t fm_step_size() { return sizeof(FmStep); }
+
+// api.h as text: one line per structure or enumeration, "name: field kind, field kind, ", in order.
+#define FM_CONSTANT_TEXT(name, value) #name " " #value ", "
+#define FM_INT_TEXT(name) #name " int, "
+#define FM_REAL_TEXT(name) #name " real, "
+#define FM_POINTER_TEXT(type, name) #name " pointer, "
+#define FM_TENSOR_TEXT(name) #name " tensor, "
+#define FM_FIELD_TEXTS FM_INT_TEXT, FM_REAL_TEXT, FM_POINTER_TEXT, FM_TENSOR_TEXT
+#define FM_EXPAND(fields, ...) fields(__VA_ARGS__)
+FM_EXPORT const char* fm_layout() {
+  return "FmType: " FM_TYPES(FM_CONSTANT_TEXT) "\n"
+         "FmForm: " FM_FORMS(FM_CONSTANT_TEXT) "\n"
+         "FmStatus: " FM_STATUSES(FM_CONSTANT_TEXT) "\n"
+         "FmTensor: " FM_EXPAND(FM_TENSOR_FIELDS, FM_FIELD_TEXTS) "\n"
+         "FmCall: " FM_EXPAND(FM_CALL_FIELDS, FM_FIELD_TEXTS) "\n"
+         "FmStep: " FM_EXPAND(FM_STEP_FIELDS, FM_FIELD_TEXTS) "\n";
+}
 
 // Asks for huge pages for a large buffer that is about to be filled, as NumPy does for its arrays: the page faults of a
 // fresh output can take longer than an attention of order 1.
 FM_EXPORT void fm_huge_pages(void* data, int64_t bytes) {
 #if defined(__linux__)
-  const uintptr_t page = 4096, begin = ((uintptr_t)data + page - 1) / page * page, end = ((uintptr_t)data + bytes) / page * page;
+  const uintptr_t page = 4096, begin = ((uintptr_t)data + page - 1) / page * page,
+                  end = ((uintptr_t)data + bytes) / page * page;
   if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
 #else
   (void)data, (void)bytes;

@@ -1,10 +1,14 @@
 """The native kernels against the oracle: any shape, stride, dtype, form, level and number of threads."""
 
+import ctypes
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
+from struct import Struct
 from typing import Any
 
 import pytest
@@ -25,6 +29,8 @@ pytestmark = pytest.mark.skipif(not native.levels(), reason=native.describe())
 
 LEVELS = ["x86-64-v4", "x86-64-v3", "x86-64-v2", "generic"]
 FORMS = ["dense", "factorized"]
+
+Fields = tuple[tuple[str, str], ...]
 
 
 @contextmanager
@@ -374,6 +380,116 @@ def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch) -> None
         assert fastmax_attention(q, q, q).shape == q.shape
         with pytest.raises(ValueError, match="not built"):
             fastmax_attention(q, q, q, backend="native")
+    finally:
+        abi.load.cache_clear()
+
+
+def kernel_layout() -> str:
+    """What the compiled kernels say of their side of the boundary."""
+    found = find_spec("fastmax.backends.native._kernels")
+    assert found is not None
+    layout = ctypes.CDLL(found.origin).fm_layout
+    layout.restype = ctypes.c_char_p
+    return str(layout().decode())
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "named"),
+    [
+        ("head_dim int, value_dim int", "value_dim int, head_dim int", "FmCall is 'head_dim int'.*'value_dim int'"),
+        ("scale real", "scale int", "FmCall is 'scale real'.*'scale int'"),
+        ("state pointer, ", "", "FmStep is 'state pointer'.*'nothing'"),
+        ("state pointer, ", "state pointer, more int, ", "FmStep is 'nothing'.*'more int'"),
+        ("token_stride int", "stride int", "FmTensor is 'token_stride int'.*'stride int'"),
+        ("BF16 2, F16 3", "F16 2, BF16 3", "FmType is 'BF16 2'.*'F16 2'"),
+        ("FmForm: ", "Form: ", "FmForm is 'DENSE 1'.*'nothing'"),
+    ],
+)
+def test_another_layout_is_named_by_its_first_field(right: str, wrong: str, named: str) -> None:
+    text = kernel_layout()
+    assert abi.layout_difference(text) is None
+    assert right in text
+    difference = abi.layout_difference(text.replace(right, wrong, 1))
+    assert difference is not None
+    assert re.search(named, difference), difference
+
+
+def test_kernels_of_another_layout_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    swapped = list(abi.CALL_FIELDS)
+    i = swapped.index(("head_dim", "int"))
+    swapped[i], swapped[i + 1] = swapped[i + 1], swapped[i]
+    monkeypatch.setattr(abi, "CALL_FIELDS", tuple(swapped))
+    abi.load.cache_clear()
+    try:
+        assert "field 6 of FmCall is 'value_dim int' in abi.py and 'head_dim int' in the kernels" in native.describe()
+    finally:
+        abi.load.cache_clear()
+
+
+def packed(fields: Fields, layout: Struct, **values: Any) -> bytes:
+    """A structure by the names of its fields; all others are zero."""
+    flat: list[Any] = []
+    for name, kind in fields:
+        flat += values.pop(name, abi.NO_TENSOR) if kind == "tensor" else [values.pop(name, 0)]
+    assert not values, values
+    return layout.pack(*flat)
+
+
+REFUSED: list[tuple[dict[str, int], str]] = [
+    ({"order": 5}, "order must be 1 to 4.* order 5"),
+    ({"order": 0}, "order must be 1 to 4.* order 0"),
+    ({"order": 3, "form": 2}, "1 or 2 in the factorized one.* order 3"),
+    ({"type": 2}, "arithmetic must be float32 or float64.* type 2"),
+    ({"v": 9}, "a tensor one of these.*'v': 9"),
+    ({"head_dim": 257}, "must be 1 to 256.* head_dim 257"),
+    ({"form": 3}, "form must be 1 .* form 3"),
+    ({"chunk": 48}, "chunk must be a multiple of 32.* chunk 48"),
+    ({"chunk": 0}, "chunk must be a multiple of 32.* chunk 0"),
+]
+REFUSED_STEPS = [case for case in REFUSED if not {"form", "chunk"} & set(case[0])] + [
+    ({"order": 3}, "a step.* order 3")
+]
+
+
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize(
+    ("function", "wrong", "message"),
+    [(f, *case) for f in ("forward", "backward") for case in REFUSED] + [("step", *case) for case in REFUSED_STEPS],
+)
+def test_the_kernels_refuse_values_they_do_not_know(
+    function: str, wrong: dict[str, int], message: str, level: str
+) -> None:
+    library = abi.load()
+    assert isinstance(library, abi.Library)
+    fields, layout = (abi.STEP_FIELDS, abi.STEP) if function == "step" else (abi.CALL_FIELDS, abi.CALL)
+    x, o = torch.ones(1, 1, 2, 4), torch.full((1, 1, 2, 4), 7.0)
+    values: dict[str, Any] = {
+        "type": 0, "batch": 1, "query_heads": 1, "key_heads": 1, "head_dim": 4, "value_dim": 4, "order": 1, "scale": 1.0,
+        "q": abi.tensor(x), "k": abi.tensor(x), "v": abi.tensor(x), "o": abi.tensor(o),
+    }  # fmt: skip
+    if function == "step":
+        state = torch.zeros(5, 5)
+        values |= {"state": state.data_ptr()}
+    else:
+        values |= {"queries": 2, "keys": 2, "chunk": 64, "sequences": -1, "form": 1}
+    if function == "backward":
+        g, grads = torch.ones(1, 1, 2), [torch.empty_like(x) for _ in range(3)]
+        values |= {"g": abi.tensor(g)} | dict(zip(("d_q", "d_k", "d_v"), map(abi.tensor, grads), strict=True))
+    library.run(function, packed(fields, layout, **values), level)
+    o.fill_(7.0)
+    wrong_values: dict[str, Any] = {n: (*values[n][:4], x) if n == "v" else x for n, x in wrong.items()}
+    with pytest.raises(ValueError, match=rf"native.{function}: .*{message}"):
+        library.run(function, packed(fields, layout, **(values | wrong_values)), level)
+    assert (o == 7).all()
+
+
+def test_a_missing_thread_pool_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "thread" not in native.describe()
+    monkeypatch.setattr(abi, "_torch_parallel_for", lambda: None)
+    abi.load.cache_clear()
+    try:
+        assert "one thread, as torch's thread pool was not found" in native.describe()
+        check(problem(randn(1, 2, 40, 8), randn(1, 2, 40, 8), randn(1, 2, 40, 8)))
     finally:
         abi.load.cache_clear()
 

@@ -18,7 +18,8 @@ def describe() -> str:
     library = abi.load()
     if isinstance(library, str):
         return f"missing: {library}"
-    return f"{library.running[0]} (compiled in: {', '.join(library.levels)})"
+    threads = "" if library.parallel_for is not None else "; one thread, as torch's thread pool was not found"
+    return f"{library.running[0]} (compiled in: {', '.join(library.levels)}){threads}"
 
 
 def levels() -> tuple[str, ...]:

@@ -23,11 +23,72 @@ Fields = tuple[int, ...]
 
 NO_TENSOR: Fields = (0,) * 5
 
-# Every field has eight bytes. ctypes structures would be easier to read, but filling one takes longer than a short attention.
-CALL = Struct("@14q2d50q12q")
-STEP = Struct("@8q2d20q3q")
+# Each structure as (field, kind), in the order in which it is packed; `load` compares them with the library's own lists.
+TENSOR_FIELDS = (
+    ("data", "pointer"), ("batch_stride", "int"), ("head_stride", "int"), ("token_stride", "int"), ("type", "int"),
+)  # fmt: skip
+CALL_FIELDS = (
+    ("type", "int"), ("batch", "int"), ("query_heads", "int"), ("key_heads", "int"), ("queries", "int"), ("keys", "int"),
+    ("head_dim", "int"), ("value_dim", "int"), ("order", "int"), ("is_causal", "int"), ("normalize", "int"),
+    ("chunk", "int"), ("sequences", "int"), ("form", "int"), ("forms", "pointer"), ("scale", "real"), ("eps", "real"),
+    ("q", "tensor"), ("k", "tensor"), ("v", "tensor"), ("o", "tensor"), ("g", "tensor"),
+    ("d_o", "tensor"), ("d_g", "tensor"), ("d_q", "tensor"), ("d_k", "tensor"), ("d_v", "tensor"),
+    ("mask", "pointer"), ("mask_batch_stride", "int"), ("mask_head_stride", "int"), ("mask_token_stride", "int"),
+    ("cu_queries", "pointer"), ("cu_keys", "pointer"), ("head_scale", "pointer"), ("d_head_scale", "pointer"),
+    ("state_in", "pointer"), ("state_out", "pointer"), ("d_state_out", "pointer"), ("d_state_in", "pointer"),
+)  # fmt: skip
+STEP_FIELDS = (
+    ("type", "int"), ("batch", "int"), ("query_heads", "int"), ("key_heads", "int"), ("head_dim", "int"),
+    ("value_dim", "int"), ("order", "int"), ("normalize", "int"), ("scale", "real"), ("eps", "real"),
+    ("q", "tensor"), ("k", "tensor"), ("v", "tensor"), ("o", "tensor"),
+    ("mask", "pointer"), ("head_scale", "pointer"), ("state", "pointer"),
+)  # fmt: skip
+STATUSES = ("OK", "NO_MEMORY", "BAD_LEVEL", "BAD_TYPE", "BAD_ORDER", "BAD_FORM", "BAD_CHUNK", "BAD_DIM")
+_REFUSALS = {
+    "BAD_LEVEL": "the level must be one that runs here",
+    "BAD_TYPE": "the arithmetic must be float32 or float64, a tensor one of these, bfloat16 or float16",
+    "BAD_ORDER": "order must be 1 to 4 in the dense form, 1 or 2 in the factorized one and in a step",
+    "BAD_FORM": "form must be 1 (dense) or 2 (factorized)",
+    "BAD_CHUNK": "chunk must be a multiple of 32, from 32 to 4096",
+    "BAD_DIM": f"head_dim and value_dim must be 1 to {MAX_DIM}",
+}
 
-_NO_MEMORY = 1
+
+def _layouts() -> dict[str, list[str]]:
+    """What fm_layout says of a library that this module can call."""
+    types = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16"}
+    return {
+        "FmType": [f"{types[dtype]} {value}" for dtype, value in TYPES.items()],
+        "FmForm": [f"{name.upper()} {value}" for name, value in FORMS.items()],
+        "FmStatus": [f"{name} {value}" for value, name in enumerate(STATUSES)],
+        "FmTensor": [" ".join(x) for x in TENSOR_FIELDS],
+        "FmCall": [" ".join(x) for x in CALL_FIELDS],
+        "FmStep": [" ".join(x) for x in STEP_FIELDS],
+    }
+
+
+def layout_difference(text: str) -> str | None:
+    """The first place where fm_layout's text is not what this module packs, or None."""
+    found = dict(line.split(": ", 1) for line in text.splitlines())
+    for name, expected in _layouts().items():
+        got = [x for x in found.get(name, "").split(", ") if x]
+        for i in range(max(len(expected), len(got))):
+            here, there = (x[i] if i < len(x) else "nothing" for x in (expected, got))
+            if here != there:
+                return f"field {i} of {name} is {here!r} in abi.py and {there!r} in the kernels"
+    return None
+
+
+def _struct(fields: tuple[tuple[str, str], ...]) -> Struct:
+    # ctypes structures would be easier to read, but filling one takes longer than a short attention.
+    codes = {"int": "q", "real": "d", "pointer": "P"}
+    codes["tensor"] = "".join(codes[kind] for _, kind in TENSOR_FIELDS)
+    return Struct("@" + "".join(codes[kind] for _, kind in fields))
+
+
+CALL = _struct(CALL_FIELDS)
+STEP = _struct(STEP_FIELDS)
+
 _LARGE = 1 << 22
 
 
@@ -51,8 +112,20 @@ class Library:
         elif level not in self.running:
             raise ValueError(f"level must be one that runs here, {', '.join(self.running)}, got {level!r}")
         status = self.functions[function](self.levels.index(level), call, self.parallel_for, torch.get_num_threads())
-        if status == _NO_MEMORY:
-            raise MemoryError("the native kernels could not allocate their scratch memory")
+        if status:
+            raise _error(function, call, STATUSES[status])
+
+
+def _error(function: str, call: bytes, status: str) -> Exception:
+    if status == "NO_MEMORY":
+        return MemoryError("the native kernels could not allocate their scratch memory")
+    fields, packed = (STEP_FIELDS, STEP) if function == "step" else (CALL_FIELDS, CALL)
+    values = iter(packed.unpack(call))
+    shown = ("type", "order", "form", "chunk", "head_dim", "value_dim")
+    got = {name: [next(values) for _ in NO_TENSOR] if kind == "tensor" else next(values) for name, kind in fields}
+    got_types = {name: got[name][-1] for name, kind in fields if kind == "tensor" and got[name][0]}
+    description = ", ".join(f"{name} {got[name]}" for name in shown if name in got)
+    return ValueError(f"native.{function}: {_REFUSALS[status]}, got {description}, types of tensors {got_types}")
 
 
 def tensor(x: Tensor | None) -> Fields:
@@ -70,6 +143,12 @@ def load() -> Library | str:
         c = ctypes.CDLL(spec.origin)
     except OSError as error:
         return f"the kernels do not load: {error}"
+    if not hasattr(c, "fm_layout"):
+        return f"the kernels at {spec.origin} are of another version: build fastmax again"
+    c.fm_layout.restype = c_char_p
+    difference = layout_difference(c.fm_layout().decode())
+    if difference is not None:
+        return f"the kernels at {spec.origin} are of another version, {difference}: build fastmax again"
     functions: dict[str, Callable[..., Any]] = {}
     for name in ("forward", "backward", "step"):
         function = getattr(c, f"fm_{name}")
@@ -79,9 +158,7 @@ def load() -> Library | str:
     functions["huge_pages"] = c.fm_huge_pages
     c.fm_level_name.argtypes, c.fm_level_name.restype = [c_int64], c_char_p
     c.fm_level_runs.argtypes, c.fm_level_runs.restype = [c_int64], c_int
-    c.fm_call_size.restype = c.fm_step_size.restype = c.fm_level_count.restype = c_int64
-    if (c.fm_call_size(), c.fm_step_size()) != (CALL.size, STEP.size):
-        return f"the kernels at {spec.origin} are of another version: build fastmax again"
+    c.fm_level_count.restype = c_int64
     levels = tuple(c.fm_level_name(i).decode() for i in range(c.fm_level_count()))
     running = tuple(name for i, name in enumerate(levels) if c.fm_level_runs(i))
     return Library(functions, _torch_private.parallel_for(), levels, running)

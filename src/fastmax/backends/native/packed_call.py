@@ -6,7 +6,7 @@ from torch import Tensor
 from fastmax.backends.native import abi
 from fastmax.call import Call
 from fastmax.core import EPS
-from fastmax.plan import Plan, cheaper_form
+from fastmax.plan import Plan, cheaper_form, kernel_chunk
 
 NORMALIZE = {"none": 0, "standardize": 1}
 
@@ -33,7 +33,7 @@ class PackedCall:
             uniform = _form(call, plan, queries, keys, has_state)
         self.numbers = (
             abi.TYPES[g.dtype], batch, query_heads, key_heads, queries, keys, head_dim, value_dim,
-            options.order, options.is_causal, NORMALIZE[options.normalize], sequences, uniform, self.forms, call.scale, EPS,
+            options.order, options.is_causal, NORMALIZE[options.normalize], _chunk(call, plan), sequences, uniform, self.forms, call.scale, EPS,
         )  # fmt: skip
         self.tensors = (
             *self.tensor(call.q), *self.tensor(call.k), *self.tensor(call.v), *self.tensor(o), *self.tensor(g),
@@ -76,6 +76,12 @@ class PackedCall:
 
 def in_rows(strides: tuple[int, ...], x: Tensor) -> bool:
     return strides[-1] == 1 or x.shape[-1] == 1
+
+
+def _chunk(call: Call, plan: Plan) -> int:
+    if plan.chunk is not None:
+        return max(32, plan.chunk + -plan.chunk % 32)  # whole vectors of every level
+    return kernel_chunk(call.q.shape[3], call.options.order, call.options.is_causal)
 
 
 def _form(call: Call, plan: Plan, queries: int, keys: int, has_state: bool) -> int:

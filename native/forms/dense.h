@@ -1,13 +1,14 @@
 // The dense form of one whole head, for short sequences and for orders without a state: tiles of queries against tiles of keys.
 #pragma once
-#include "chunks.h"
+#include "forms/keys.h"
+#include "forms/queries.h"
 
 namespace FM_LEVEL {
 
 template <class T>
-struct Whole {
+struct DenseForm {
   static constexpr int W = WIDE<T>;
-  static constexpr int KEYS = 16 * ROWS;                         // of a tile
+  static constexpr int KEYS = 16 * ROWS;                       // of a tile
   static constexpr int QUERIES = (int)((96 + W - 1) / W * W);  // of a tile, for gradients
   const Sizes<T>& sizes;
   bool grads;
@@ -15,36 +16,40 @@ struct Whole {
   QueryChunk<T> queries;
   T *weights_, *slopes;
 
-  Whole(const Sizes<T>& s, bool grads) : sizes(s), grads(grads) {}
-  void take(Arena& arena, int64_t most_keys) {
-    keys.take(arena, sizes, most_keys);
-    queries.take(arena, sizes, QUERIES, grads);
-    weights_ = arena.take<T>((int64_t)KEYS * QUERIES);
-    if (grads) slopes = arena.take<T>((int64_t)KEYS * QUERIES);
+  DenseForm(const Sizes<T>& s, bool grads) : sizes(s), grads(grads) {}
+  void take(Workspace& workspace, int64_t max_keys) {
+    keys.take(workspace, sizes, max_keys);
+    queries.take(workspace, sizes, QUERIES, grads);
+    weights_ = workspace.take<T>((int64_t)KEYS * QUERIES);
+    if (grads) slopes = workspace.take<T>((int64_t)KEYS * QUERIES);
   }
   void load_keys(const Head& h) {
     keys.load_tokens(h, 0, h.keys, false);
     for (int64_t a = 0; a < keys.count; a += KEYS)
-      pack(keys.u + a * sizes.u_pitch, sizes.u_pitch, (int)least(KEYS, keys.count - a), sizes.shape.columns,
+      pack(keys.u + a * sizes.u_pitch, sizes.u_pitch, (int)min(KEYS, keys.count - a), sizes.shape.columns,
            keys.packed + a * sizes.shape.columns);
   }
   Keys<T> tile(int64_t a) const {
-    return {keys.x + a * sizes.x_pitch, sizes.x_pitch, keys.u + a * sizes.u_pitch, sizes.u_pitch,
-            keys.packed + a * sizes.shape.columns, (int)least(KEYS, keys.count - a)};
+    return {keys.x + a * sizes.x_pitch,
+            sizes.x_pitch,
+            keys.u + a * sizes.u_pitch,
+            sizes.u_pitch,
+            keys.packed + a * sizes.shape.columns,
+            (int)min(KEYS, keys.count - a)};
   }
   // The position of a query relative to the first key of a tile.
-  static int64_t ahead(const Head& h, int64_t query, int64_t key) { return h.call->is_causal ? query - key : UNMASKED; }
+  static int64_t diagonal(const Head& h, int64_t query, int64_t key) { return h.call->is_causal ? query - key : UNMASKED; }
 
   void outputs(const Head& h, int64_t begin, int64_t end) {
     for (int64_t g = 0; g < h.groups; g++)
       for (int64_t a = begin; a < end; a += QUERIES) {
-        queries.load_tokens(h, g, a, least(end, a + QUERIES), false, false);
+        queries.load_tokens(h, g, a, min(end, a + QUERIES), false, false);
         memset(queries.out, 0, (int64_t)queries.subs * sizes.shape.columns * W * sizeof(T));
         for (int64_t k = 0; k < keys.count; k += KEYS)
           for (int s = 0; s < queries.subs; s++) {
-            const int64_t position = ahead(h, a + s * W, k);
+            const int64_t position = diagonal(h, a + s * W, k);
             if (position + W <= 0) continue;
-            weights(sizes.shape, tile(k), queries.columns_of(s), position, weights_);
+            weights(sizes.shape, tile(k), queries.x_transposed_of(s), position, weights_);
             weighted_sum(sizes.shape, tile(k), weights_, position, queries.out_of(s));
           }
         queries.store_outputs(h);
@@ -57,17 +62,17 @@ struct Whole {
     constexpr int64_t stride = (int64_t)KEYS * W;
     for (int64_t g = 0; g < h.groups; g++)
       for (int64_t a = begin; a < end; a += QUERIES) {
-        queries.load_tokens(h, g, a, least(end, a + QUERIES), true, false);
+        queries.load_tokens(h, g, a, min(end, a + QUERIES), true, false);
         memset(queries.d_x, 0, (int64_t)queries.subs * shape.dim * W * sizeof(T));
         for (int64_t k = 0; k < keys.count; k += KEYS) {
           const Keys<T> t = tile(k);
-          const int64_t position = ahead(h, a, k);
+          const int64_t position = diagonal(h, a, k);
           if (position + queries.count <= 0) break;
           for (int s = 0; s < queries.subs; s++) {
             const int64_t mine = position + s * W;
             T *ws = weights_ + s * stride, *ss = slopes + s * stride;
-            weights(shape, t, queries.columns_of(s), mine, ws);
-            argument_grads(shape, t, queries.columns_of(s), queries.w_columns_of(s), mine, ss);
+            weights(shape, t, queries.x_transposed_of(s), mine, ws);
+            argument_grads(shape, t, queries.x_transposed_of(s), queries.w_transposed_of(s), mine, ss);
             query_grads(shape, t, ss, mine, queries.d_x_of(s));
           }
           key_grads(t.count, position, slopes, stride, queries.subs, queries.x, sizes.x_pitch, shape.dim,

@@ -47,8 +47,8 @@ template <class T>
 FM_INLINE Vec<T> broadcast(T x) {
   return x - Vec<T>{};
 }
-FM_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-FM_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+FM_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+FM_INLINE int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 FM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 template <int N>
@@ -103,6 +103,19 @@ FM_INLINE void add_tile(Vec<T> (&acc)[R][2], T* p, ptrdiff_t pitch) {
     store(p + r * pitch, load(p + r * pitch) + acc[r][0]);
     store(p + r * pitch + LANES<T>, load(p + r * pitch + LANES<T>) + acc[r][1]);
   }
+}
+// The same, of many sums: `lost`, unless null, keeps what the additions before have rounded away (Kahan's summation).
+template <class T, int R>
+FM_INLINE void add_tile(Vec<T> (&acc)[R][2], T* p, T* lost, ptrdiff_t pitch) {
+  if (!lost) return add_tile<T, R>(acc, p, pitch);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+    for (int h = 0; h < 2; h++) {
+      T *at = p + r * pitch + h * LANES<T>, *rest = lost + r * pitch + h * LANES<T>;
+      const Vec<T> before = load(at), y = acc[r][h] - load(rest), after = before + y;
+      store(at, after);
+      store(rest, (after - before) - y);
+    }
 }
 template <class T, int R>
 FM_INLINE void store_tile(const Vec<T> (&acc)[R][2], T* p, ptrdiff_t pitch) {

@@ -3,61 +3,63 @@
 // A state is summed in order for the outputs and the queries' gradients, in reverse for the keys'. When causal, a chunk's
 // own keys are seen in the dense form, and are added to the state behind it.
 #pragma once
-#include "chunks.h"
+#include "forms/keys.h"
+#include "forms/queries.h"
 
 namespace FM_LEVEL {
 
 enum class Pass { outputs, query_grads, key_grads };
 
 template <class T>
-struct Factorized {
+struct FactorizedForm {
   static constexpr int W = WIDE<T>;
   const Sizes<T>& sizes;
   Pass pass;
   KeyChunk<T> keys;
   QueryChunk<T> queries;
   T *panel, *weights_, *slopes;
-  T *u_columns, *x_columns, *d_x_columns, *d_u_columns, *d_x, *d_u;  // of keys, only for their gradients
-  Ahead ahead;
-  double* d_scale = nullptr;                                          // [groups], added to
+  T *u_transposed, *x_transposed, *d_x_transposed, *d_u_transposed, *d_x, *d_u;  // of keys, only for their gradients
+  Prefetcher prefetcher;
+  double* d_scale = nullptr;  // [groups], added to
 
-  Factorized(const Sizes<T>& s, Pass pass) : sizes(s), pass(pass) {}
-  void take(Arena& arena) {
+  FactorizedForm(const Sizes<T>& s, Pass pass) : sizes(s), pass(pass) {}
+  void take(Workspace& workspace) {
     const int64_t chunk = sizes.chunk, dim = sizes.shape.dim, columns = sizes.shape.columns;
-    keys.take(arena, sizes, chunk);
-    queries.take(arena, sizes, chunk, pass != Pass::outputs);
-    panel = arena.take<T>(most(chunk, Features<T>::GROUP * W) * W);
-    weights_ = arena.take<T>(chunk * (pass == Pass::key_grads ? chunk : W));
+    keys.take(workspace, sizes, chunk);
+    queries.take(workspace, sizes, chunk, pass != Pass::outputs);
+    panel = workspace.take<T>(max(chunk, Features<T>::GROUP * W) * W);
+    weights_ = workspace.take<T>(chunk * (pass == Pass::key_grads ? chunk : W));
     if (pass != Pass::key_grads) return;
-    slopes = arena.take<T>(chunk * chunk);
-    u_columns = arena.take<T>(chunk * columns);
-    x_columns = arena.take<T>(chunk * dim);
-    d_x_columns = arena.take<T>(chunk * dim);
-    d_u_columns = arena.take<T>(chunk * columns);
-    d_x = arena.take<T>(chunk * sizes.dim_pitch);
-    d_u = arena.take<T>(chunk * sizes.u_pitch);
+    slopes = workspace.take<T>(chunk * chunk);
+    u_transposed = workspace.take<T>(chunk * columns);
+    x_transposed = workspace.take<T>(chunk * dim);
+    d_x_transposed = workspace.take<T>(chunk * dim);
+    d_u_transposed = workspace.take<T>(chunk * columns);
+    d_x = workspace.take<T>(chunk * sizes.dim_pitch);
+    d_u = workspace.take<T>(chunk * sizes.u_pitch);
   }
 
-  void add_keys(T* state) {
-    accumulate(sizes.features, state, keys.x, sizes.x_pitch, keys.u, sizes.u_pitch, keys.packed_values(), keys.count,
-               panel, ahead);
+  void add_keys(State<T> state) {
+    accumulate(sizes.features, state, keys.x, sizes.x_pitch, keys.u, sizes.u_pitch, keys.packed_values(), keys.count, panel,
+               prefetcher);
   }
-  void add_queries(T* state) {
+  void add_queries(State<T> state) {
     queries.pack_grads();
-    accumulate(sizes.features, state, queries.x, sizes.x_pitch, queries.w, sizes.u_pitch, queries.packed_grads(),
-               queries.count, panel, ahead);
+    accumulate(sizes.features, state, queries.x, sizes.x_pitch, queries.w, sizes.u_pitch, queries.packed_grads(), queries.count,
+               panel, prefetcher);
   }
 
-  // Asks for the chunk that the next call is for, the `step`-th from here.
-  void look_ahead(const Head& h, int64_t begin, int64_t step, bool of_keys, bool of_queries) {
+  // Prefetches the chunk that the next call is for, the `step`-th from here.
+  void prefetch_next(const Head& h, int64_t begin, int64_t step, bool of_keys, bool of_queries) {
     const FmCall& c = *h.call;
     const int64_t next = begin + step * sizes.chunk, queries_left = h.queries - next, keys_left = h.keys - next;
-    const int64_t left = of_keys && of_queries ? least(keys_left, queries_left) : of_keys ? keys_left : queries_left;
-    ahead.start(next < 0 ? 0 : least(sizes.chunk, left));
-    if (ahead.rows == 0) return;
+    const int64_t left = of_keys && of_queries ? min(keys_left, queries_left) : of_keys ? keys_left : queries_left;
+    prefetcher.start(next < 0 ? 0 : min(sizes.chunk, left));
+    if (prefetcher.rows == 0) return;
     auto add = [&](const FmTensor& t, int64_t head, int64_t token, int64_t channels) {
-      const int64_t size = t.type == FM_F64 ? 8 : t.type == FM_F32 ? 4 : 2;
-      if (t.data) ahead.add((const char*)t.data + at(t, h.batch, head, token) * size, t.token_stride * size, channels * size);
+      const int64_t size = size_of(t.type);
+      if (t.data)
+        prefetcher.add((const char*)t.data + at(t, h.batch, head, token) * size, t.token_stride * size, channels * size);
     };
     if (of_keys) add(c.k, h.key_head, h.key_start + next, c.head_dim), add(c.v, h.key_head, h.key_start + next, c.value_dim);
     if (!of_queries) return;
@@ -67,15 +69,15 @@ struct Factorized {
   }
 
   // state += the keys begin:end, of one chunk, or, for the keys' gradients, the queries.
-  void add(const Head& h, int64_t begin, int64_t end, T* state) {
-    look_ahead(h, begin, 1, pass != Pass::key_grads, pass == Pass::key_grads);
+  void add(const Head& h, int64_t begin, int64_t end, State<T> state) {
+    prefetch_next(h, begin, 1, pass != Pass::key_grads, pass == Pass::key_grads);
     if (pass == Pass::key_grads) {
       for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
-        queries.load_tokens(h, g, begin, least(end, h.queries), true, sizes.wraps);
+        queries.load_tokens(h, g, begin, min(end, h.queries), true, sizes.wraps);
         add_queries(state);
       }
     } else if (begin < h.keys) {
-      keys.load_tokens(h, begin, least(end, h.keys), sizes.wraps);
+      keys.load_tokens(h, begin, min(end, h.keys), sizes.wraps);
       keys.pack_values();
       add_keys(state);
     }
@@ -83,7 +85,7 @@ struct Factorized {
 
   // The tokens of one chunk with a state that all of them see.
   void use(const Head& h, int64_t begin, int64_t end, const T* state) {
-    look_ahead(h, begin, 1, pass == Pass::key_grads, pass != Pass::key_grads);
+    prefetch_next(h, begin, 1, pass == Pass::key_grads, pass != Pass::key_grads);
     if (pass == Pass::key_grads) {
       keys.load_tokens(h, begin, end, false);
       read_key_grads(state);
@@ -98,25 +100,25 @@ struct Factorized {
   }
 
   // The tokens of one chunk when causal, walking the state along. `empty`: it is known to be zero; `keep`: it is needed after.
-  void walk(const Head& h, int64_t begin, int64_t end, T* state, bool empty, bool keep) {
+  void walk(const Head& h, int64_t begin, int64_t end, State<T> state, bool empty, bool keep) {
     if (pass == Pass::key_grads) return walk_back(h, begin, end, state, empty, keep);
-    look_ahead(h, begin, 1, true, true);
-    keys.load_tokens(h, begin, least(end, h.keys), sizes.wraps);
+    prefetch_next(h, begin, 1, true, true);
+    keys.load_tokens(h, begin, min(end, h.keys), sizes.wraps);
     keys.pack_values();
     for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
-      queries.load_tokens(h, g, begin, least(end, h.queries), pass == Pass::query_grads, false);
-      read_queries(empty ? nullptr : state);
+      queries.load_tokens(h, g, begin, min(end, h.queries), pass == Pass::query_grads, false);
+      read_queries(empty ? nullptr : state.sum);
       for (int s = 0; s < queries.subs && keys.count > 0; s++) dense_queries(s);
       store_queries(h, g);
     }
     if (keys.count > 0 && keep) add_keys(state);
   }
-  void walk_back(const Head& h, int64_t begin, int64_t end, T* state, bool empty, bool keep) {
-    look_ahead(h, begin, -1, true, true);
-    keys.load_tokens(h, begin, least(end, h.keys), false);
-    read_key_grads(empty ? nullptr : state);
+  void walk_back(const Head& h, int64_t begin, int64_t end, State<T> state, bool empty, bool keep) {
+    prefetch_next(h, begin, -1, true, true);
+    keys.load_tokens(h, begin, min(end, h.keys), false);
+    read_key_grads(empty ? nullptr : state.sum);
     for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
-      queries.load_tokens(h, g, begin, least(end, h.queries), true, sizes.wraps);
+      queries.load_tokens(h, g, begin, min(end, h.queries), true, sizes.wraps);
       dense_key_grads();
       if (keep) add_queries(state);
     }
@@ -126,25 +128,25 @@ struct Factorized {
   void read_queries(const T* state) {
     if (pass == Pass::outputs) {
       if (state)
-        read(sizes.features, state, queries.columns, queries.subs, queries.out, sizes.shape.columns, panel,
-             ahead);
+        read(sizes.features, state, queries.x_transposed, queries.subs, queries.out, sizes.shape.columns, panel, prefetcher);
       else
         memset(queries.out, 0, (int64_t)queries.subs * sizes.shape.columns * W * sizeof(T));
     } else {
       memset(queries.d_x, 0, (int64_t)queries.subs * sizes.shape.dim * W * sizeof(T));
-      if (state) read_vjp(sizes.features, state, queries.columns, queries.w_columns, queries.subs, queries.d_x, ahead);
+      if (state)
+        read_vjp(sizes.features, state, queries.x_transposed, queries.w_transposed, queries.subs, queries.d_x, prefetcher);
     }
   }
   void dense_queries(int s) {
     const Keys<T> dense = keys.dense();
-    const T* x = queries.columns_of(s);
-    const int64_t ahead = s * W;
+    const T* x = queries.x_transposed_of(s);
+    const int64_t diagonal = s * W;
     if (pass == Pass::outputs) {
-      weights(sizes.shape, dense, x, ahead, weights_);
-      weighted_sum(sizes.shape, dense, weights_, ahead, queries.out_of(s));
+      weights(sizes.shape, dense, x, diagonal, weights_);
+      weighted_sum(sizes.shape, dense, weights_, diagonal, queries.out_of(s));
     } else {
-      argument_grads(sizes.shape, dense, x, queries.w_columns_of(s), ahead, weights_);
-      query_grads(sizes.shape, dense, weights_, ahead, queries.d_x_of(s));
+      argument_grads(sizes.shape, dense, x, queries.w_transposed_of(s), diagonal, weights_);
+      query_grads(sizes.shape, dense, weights_, diagonal, queries.d_x_of(s));
     }
   }
   void store_queries(const Head& h, int64_t group) {
@@ -167,15 +169,15 @@ struct Factorized {
       memset(keys.u + n * sizes.u_pitch, 0, sizes.u_pitch * sizeof(T));
     }
     for (int64_t s = 0; s < subs; s++) {
-      to_columns(keys.x + s * W * sizes.x_pitch, sizes.x_pitch, dim, x_columns + s * dim * W);
-      to_columns(keys.u + s * W * sizes.u_pitch, sizes.u_pitch, columns, u_columns + s * columns * W);
+      transpose_to_channel_major(keys.x + s * W * sizes.x_pitch, sizes.x_pitch, dim, x_transposed + s * dim * W);
+      transpose_to_channel_major(keys.u + s * W * sizes.u_pitch, sizes.u_pitch, columns, u_transposed + s * columns * W);
     }
-    memset(d_x_columns, 0, (int64_t)subs * dim * W * sizeof(T));
-    read(sizes.features, state, x_columns, subs, d_u_columns, sizes.value_dim, panel, ahead);
-    read_vjp(sizes.features, state, x_columns, u_columns, subs, d_x_columns, ahead);
+    memset(d_x_transposed, 0, (int64_t)subs * dim * W * sizeof(T));
+    read(sizes.features, state, x_transposed, subs, d_u_transposed, sizes.value_dim, panel, prefetcher);
+    read_vjp(sizes.features, state, x_transposed, u_transposed, subs, d_x_transposed, prefetcher);
     for (int64_t s = 0; s < subs; s++) {
-      to_rows(d_x_columns + s * dim * W, dim, d_x + s * W * sizes.dim_pitch, sizes.dim_pitch);
-      to_rows(d_u_columns + s * columns * W, sizes.value_dim, d_u + s * W * sizes.u_pitch, sizes.u_pitch);
+      transpose_to_token_major(d_x_transposed + s * dim * W, dim, d_x + s * W * sizes.dim_pitch, sizes.dim_pitch);
+      transpose_to_token_major(d_u_transposed + s * columns * W, sizes.value_dim, d_u + s * W * sizes.u_pitch, sizes.u_pitch);
     }
   }
   void dense_key_grads() {
@@ -183,8 +185,8 @@ struct Factorized {
     if (dense.count == 0) return;
     const int64_t stride = (int64_t)sizes.chunk * W;
     for (int s = 0; s < queries.subs; s++) {
-      weights(sizes.shape, dense, queries.columns_of(s), s * W, weights_ + s * stride);
-      argument_grads(sizes.shape, dense, queries.columns_of(s), queries.w_columns_of(s), s * W, slopes + s * stride);
+      weights(sizes.shape, dense, queries.x_transposed_of(s), s * W, weights_ + s * stride);
+      argument_grads(sizes.shape, dense, queries.x_transposed_of(s), queries.w_transposed_of(s), s * W, slopes + s * stride);
     }
     key_grads(dense.count, 0, slopes, stride, queries.subs, queries.x, sizes.x_pitch, sizes.shape.dim, d_x, sizes.dim_pitch);
     key_grads(dense.count, 0, weights_, stride, queries.subs, queries.w, sizes.u_pitch, sizes.value_dim, d_u, sizes.u_pitch);

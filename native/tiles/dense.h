@@ -2,7 +2,7 @@
 //
 // Queries lie in sub-chunks of W tokens, [channels][W]; keys lie in rows. Weights are kept as [keys][W] per sub-chunk.
 #pragma once
-#include "vec.h"
+#include "simd/vec.h"
 
 namespace FM_LEVEL {
 
@@ -32,7 +32,7 @@ FM_INLINE void similarity(Vec<T> (&s)[R][2], int order) {
     similarity_of<T, R>(s, Int<0>{});
   else if (order == 3)
     similarity_of<T, R>(s, Int<3>{});
-  else
+  else if (order == 4)
     similarity_of<T, R>(s, Int<4>{});
 }
 
@@ -52,27 +52,27 @@ struct Shape {
   int dim, columns, order;
 };
 
-// A query sees the keys up to its own position: `ahead` is the position of the first query minus that of the first key.
+// A query sees the keys up to its own position: `diagonal` is the position of the first query minus that of the first key.
 constexpr int64_t UNMASKED = INT64_MAX / 2;
 
 template <class T>
-FM_INLINE void mask_row(T* row, int64_t key, int64_t ahead) {
-  const int64_t hidden = least(key - ahead, WIDE<T>);
+FM_INLINE void mask_row(T* row, int64_t key, int64_t diagonal) {
+  const int64_t hidden = min(key - diagonal, WIDE<T>);
   for (int64_t w = 0; w < hidden; w++) row[w] = 0;
 }
 
 // How many of the keys some query of a sub-chunk sees.
 template <class T>
-FM_INLINE int visible(int count, int64_t ahead) {
-  return (int)most(0, least(count, ahead + WIDE<T>));
+FM_INLINE int visible(int count, int64_t diagonal) {
+  return (int)max(0, min(count, diagonal + WIDE<T>));
 }
 
 // weights[key][W] = f(k . x) for one sub-chunk x, [dim][W]. A few rows behind the last visible key become zeros, so that
 // tiles of keys need not end there.
 template <class T>
-void weights(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t ahead, T* out) {
+void weights(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t diagonal, T* out) {
   constexpr int W = WIDE<T>;
-  const int count = visible<T>(keys.count, ahead);
+  const int count = visible<T>(keys.count, diagonal);
   const Tiles tiles(count);
   for (int t = 0; t < tiles.count; t++) {
     const int64_t first = tiles.start(t);
@@ -83,18 +83,18 @@ void weights(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t ahe
       multiply<T, n>(acc, keys.x + first * keys.x_pitch, 1, keys.x_pitch, x, W, shape.dim);
       similarity<T, n>(acc, shape.order);
       store_tile<T, n>(acc, out + first * W, W);
-      if (first + n > ahead)
-        for (int r = 0; r < n; r++) mask_row(out + (first + r) * W, first + r, ahead);
+      if (first + n > diagonal)
+        for (int r = 0; r < n; r++) mask_row(out + (first + r) * W, first + r, diagonal);
     });
   }
-  memset(out + (int64_t)count * W, 0, (least(keys.count, count + ROWS) - count) * W * sizeof(T));
+  memset(out + (int64_t)count * W, 0, (min(keys.count, count + ROWS) - count) * W * sizeof(T));
 }
 
 // out[columns][W] += u^T weights
 template <class T>
-void weighted_sum(const Shape<T>& shape, const Keys<T>& keys, const T* weights, int64_t ahead, T* out) {
+void weighted_sum(const Shape<T>& shape, const Keys<T>& keys, const T* weights, int64_t diagonal, T* out) {
   constexpr int W = WIDE<T>;
-  const int count = visible<T>(keys.count, ahead);
+  const int count = visible<T>(keys.count, diagonal);
   const Tiles tiles(shape.columns);
   const T* a = keys.packed ? keys.packed : keys.u;
   for (int t = 0; t < tiles.count; t++) {
@@ -112,11 +112,11 @@ void weighted_sum(const Shape<T>& shape, const Keys<T>& keys, const T* weights, 
 
 // Gradients of the weights' arguments: out[key][W] = f'(s) (u . w), for w[columns][W] the gradient of the sums.
 template <class T>
-void argument_grads(const Shape<T>& shape, const Keys<T>& keys, const T* x, const T* w, int64_t ahead, T* out) {
+void argument_grads(const Shape<T>& shape, const Keys<T>& keys, const T* x, const T* w, int64_t diagonal, T* out) {
   constexpr int W = WIDE<T>, L = LANES<T>;
   const Shape<T> derivative{shape.dim, shape.columns, shape.order - 1};
-  weights(derivative, keys, x, ahead, out);
-  const int count = visible<T>(keys.count, ahead);
+  weights(derivative, keys, x, diagonal, out);
+  const int count = visible<T>(keys.count, diagonal);
   const Tiles tiles(count);
   for (int t = 0; t < tiles.count; t++) {
     const int64_t first = tiles.start(t);
@@ -137,9 +137,9 @@ void argument_grads(const Shape<T>& shape, const Keys<T>& keys, const T* x, cons
 
 // d_x[dim][W] += k^T grads, for grads[key][W] from argument_grads.
 template <class T>
-void query_grads(const Shape<T>& shape, const Keys<T>& keys, const T* grads, int64_t ahead, T* d_x) {
+void query_grads(const Shape<T>& shape, const Keys<T>& keys, const T* grads, int64_t diagonal, T* d_x) {
   constexpr int W = WIDE<T>;
-  const int count = visible<T>(keys.count, ahead);
+  const int count = visible<T>(keys.count, diagonal);
   const Tiles tiles(shape.dim);
   for (int t = 0; t < tiles.count; t++) {
     T* o = d_x + tiles.start(t) * W;
@@ -156,7 +156,7 @@ void query_grads(const Shape<T>& shape, const Keys<T>& keys, const T* grads, int
 // out[key][channels] += sum over queries of m[sub][key][W] * rows[query][channels], for the `count` keys of a tile: m is
 // weights, with rows = w, for the values, or argument_grads, with rows = queries, for the keys. `m` has `stride` per sub-chunk.
 template <class T>
-void key_grads(int count, int64_t ahead, const T* m, int64_t stride, int subs, const T* rows, int64_t pitch, int channels,
+void key_grads(int count, int64_t diagonal, const T* m, int64_t stride, int subs, const T* rows, int64_t pitch, int channels,
                T* out, int64_t out_pitch) {
   constexpr int W = WIDE<T>;
   const Tiles tiles(count);
@@ -168,7 +168,7 @@ void key_grads(int count, int64_t ahead, const T* m, int64_t stride, int subs, c
         Vec<T> acc[n][2];
         clear<T, n>(acc);
         for (int64_t sub = 0; sub < subs; sub++)
-          if (visible<T>(count, ahead + sub * W) > first)
+          if (visible<T>(count, diagonal + sub * W) > first)
             multiply<T, n>(acc, m + sub * stride + first * W, 1, W, rows + sub * W * pitch + c, pitch, W);
         add_tile<T, n>(acc, out + first * out_pitch + c, out_pitch);
       });

@@ -1,6 +1,6 @@
 // What moves numbers across the lanes of a vector: sums of a vector, and transposition of tokens and channels.
 #pragma once
-#include "vec.h"
+#include "simd/vec.h"
 
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
@@ -16,23 +16,35 @@ struct Shuffle;
 template <>
 struct Shuffle<2> {
   template <class V>
-  FM_INLINE V low(V a, V b) { return __builtin_shufflevector(a, b, 0, 2); }
+  FM_INLINE V low(V a, V b) {
+    return __builtin_shufflevector(a, b, 0, 2);
+  }
   template <class V>
-  FM_INLINE V high(V a, V b) { return __builtin_shufflevector(a, b, 1, 3); }
+  FM_INLINE V high(V a, V b) {
+    return __builtin_shufflevector(a, b, 1, 3);
+  }
 };
 template <>
 struct Shuffle<4> {
   template <class V>
-  FM_INLINE V low(V a, V b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+  FM_INLINE V low(V a, V b) {
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  }
   template <class V>
-  FM_INLINE V high(V a, V b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+  FM_INLINE V high(V a, V b) {
+    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  }
 };
 template <>
 struct Shuffle<8> {
   template <class V>
-  FM_INLINE V low(V a, V b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+  FM_INLINE V low(V a, V b) {
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+  }
   template <class V>
-  FM_INLINE V high(V a, V b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+  FM_INLINE V high(V a, V b) {
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+  }
 };
 template <>
 struct Shuffle<16> {
@@ -111,7 +123,7 @@ FM_INLINE void transpose_square(const T* in, int64_t in_pitch, T* out, int64_t o
 
 // [WIDE tokens][n] -> [n][WIDE tokens]
 template <class T>
-void to_columns(const T* rows, int64_t pitch, int n, T* out) {
+void transpose_to_channel_major(const T* rows, int64_t pitch, int n, T* out) {
   constexpr int W = WIDE<T>, L = LANES<T>;
   int i = 0;
   for (; i + L <= n; i += L)
@@ -122,7 +134,7 @@ void to_columns(const T* rows, int64_t pitch, int n, T* out) {
 }
 // and back, each token times its own number if there are any
 template <class T, bool Scaled = false>
-void to_rows(const T* columns, int n, T* out, int64_t pitch, const T* by = nullptr) {
+void transpose_to_token_major(const T* columns, int n, T* out, int64_t pitch, const T* by = nullptr) {
   constexpr int W = WIDE<T>, L = LANES<T>;
   int i = 0;
   for (; i + L <= n; i += L)

@@ -7,8 +7,8 @@
 // by side, [Dv + 1][D], so that they are read in one go.
 // A square is scaled by 1 / sqrt(2), as in the public layout of a state, so that the layouts differ in nothing but order.
 #pragma once
-#include "ahead.h"
-#include "vec.h"
+#include "simd/prefetch.h"
+#include "simd/vec.h"
 
 namespace FM_LEVEL {
 
@@ -25,7 +25,7 @@ struct Features {
   static constexpr int GROUP = W < 64 ? 64 / W : 1;  // blocks used together: their part of the state stays in the cache
   int dim, columns, order;
   int blocks, linear;  // blocks in all, and of degree 1: these come first
-  int64_t head;  // the constant feature lies in front of the blocks
+  int64_t head;        // the constant feature lies in front of the blocks
   int64_t size;
 
   Features(int dim, int columns, int order) : dim(dim), columns(columns), order(order) {
@@ -42,7 +42,7 @@ struct Features {
     const int across = linear;
     const int shift = b / across - 1, first = b % across * W;
     const int length = shift > 0 && 2 * shift == dim ? dim / 2 : dim;
-    return {shift, first, (int)least(W, length - first)};
+    return {shift, first, (int)min(W, length - first)};
   }
   int64_t offset(int b) const { return head + (int64_t)b * W * (b < linear ? 1 : columns); }
   int64_t pitch(int b) const { return b < linear ? (int64_t)linear * W : W; }  // from column to column
@@ -67,16 +67,22 @@ void pack(const T* u, int64_t pitch, int tokens, int columns, T* out) {
   }
 }
 
+// A sum over keys, and what its additions have lost to rounding; null where they are too few for that to matter.
+template <class T>
+struct State {
+  T *sum, *lost;
+};
+
 // state += phi(x)^T u. `packed` is u packed, or null: then u is used as it is.
 template <class T>
-void accumulate(const Features<T>& f, T* state, const T* x, int64_t x_pitch, const T* u, int64_t u_pitch, const T* packed,
-                int tokens, T* panel, Ahead& ahead) {
+void accumulate(const Features<T>& f, State<T> state, const T* x, int64_t x_pitch, const T* u, int64_t u_pitch, const T* packed,
+                int tokens, T* panel, Prefetcher& prefetcher) {
   constexpr int W = WIDE<T>, L = LANES<T>;
   for (int64_t j = 0; j < f.head; j += W) {
     Vec<T> a{}, b{};
     for (int n = 0; n < tokens; n++) a += load(u + n * u_pitch + j), b += load(u + n * u_pitch + j + L);
-    store(state + j, load(state + j) + a);
-    store(state + j + L, load(state + j + L) + b);
+    Vec<T> total[1][2] = {{a, b}};
+    add_tile(total, state.sum + j, state.lost ? state.lost + j : nullptr, W);
   }
   const Tiles tiles(f.columns);
   for (int i = 0; i < f.blocks; i++) {
@@ -92,21 +98,22 @@ void accumulate(const Features<T>& f, T* state, const T* x, int64_t x_pitch, con
       for (int n = 0; block.shift == 0 && n < tokens * W; n++) panel[n] *= (T)ROOT_HALF;
       phi = panel, step = W;
     }
-    T* s = state + f.offset(i);
+    T *s = state.sum + f.offset(i), *lost = state.lost ? state.lost + f.offset(i) : nullptr;
     const int64_t pitch = f.pitch(i);
     const T* a = packed ? packed : u;
     for (int t = 0; t < tiles.count; t++) {
       const int rows = tiles.rows(t);
       for (int r = 0; r < rows; r++) __builtin_prefetch(s + r * pitch, 1);
-      ahead.some(f.blocks * tiles.count);
+      prefetcher.prefetch_part(f.blocks * tiles.count);
       with_rows(rows, [&](auto R) __attribute__((always_inline)) {
         constexpr int n = decltype(R)::value;
         Vec<T> acc[n][2];
         clear<T, n>(acc);
         multiply<T, n>(acc, a, packed ? n : u_pitch, 1, phi, step, tokens);
-        add_tile<T, n>(acc, s, pitch);
+        add_tile<T, n>(acc, s, lost, pitch);
       });
       s += rows * pitch;
+      if (lost) lost += rows * pitch;
       a += packed ? (int64_t)rows * tokens : rows;
     }
   }
@@ -114,13 +121,13 @@ void accumulate(const Features<T>& f, T* state, const T* x, int64_t x_pitch, con
 
 // out[sub] = (phi(x) state)^T, [columns][W], for each sub-chunk of W tokens that x[sub], [dim][W], holds.
 template <class T>
-void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, int columns, T* panel, Ahead& ahead) {
+void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, int columns, T* panel, Prefetcher& prefetcher) {
   constexpr int W = WIDE<T>, L = LANES<T>;
   const Tiles tiles(columns);
   for (int64_t sub = 0; sub < subs; sub++)
     for (int t = 0; t < tiles.count; t++) {
       const int first = tiles.start(t);
-      ahead.some(subs * tiles.count);
+      prefetcher.prefetch_part(subs * tiles.count);
       with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
         constexpr int n = decltype(R)::value;
         Vec<T> acc[n][2];
@@ -131,7 +138,7 @@ void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, in
       });
     }
   for (int i = f.linear, stop; i < f.blocks; i = stop) {
-    stop = (int)least(i + f.GROUP, f.blocks);
+    stop = (int)min(i + f.GROUP, f.blocks);
     Block group[f.GROUP];
     for (int b = i; b < stop; b++) group[b - i] = f.block(b);
     for (int64_t sub = 0; sub < subs; sub++) {
@@ -167,11 +174,10 @@ void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, in
 
 // d_x[sub] += J_phi(x)^T (state w): the gradient of x from that of read(x), which is w[sub], [columns][W].
 template <class T>
-void read_vjp(const Features<T>& f, const T* state, const T* x, const T* w, int subs, T* d_x,
-              Ahead& ahead) {
+void read_vjp(const Features<T>& f, const T* state, const T* x, const T* w, int subs, T* d_x, Prefetcher& prefetcher) {
   constexpr int W = WIDE<T>, L = LANES<T>;
   for (int i = 0; i < f.blocks; i += f.GROUP) {
-    const int stop = (int)least(i + f.GROUP, f.blocks);
+    const int stop = (int)min(i + f.GROUP, f.blocks);
     Block group[f.GROUP];
     for (int b = i; b < stop; b++) group[b - i] = f.block(b);
     for (int64_t sub = 0; sub < subs; sub++) {
@@ -180,7 +186,7 @@ void read_vjp(const Features<T>& f, const T* state, const T* x, const T* w, int 
       for (int b = i; b < stop; b++) {
         const Block block = group[b - i];
         const Tiles tiles(block.lanes);
-        ahead.some(subs * f.blocks);
+        prefetcher.prefetch_part(subs * f.blocks);
         for (int t = 0; t < tiles.count; t++) {
           const int first = block.first + tiles.start(t);
           with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
@@ -221,7 +227,7 @@ void each_feature(const Features<T>& f, const F& visit) {
       int64_t row = 1 + block.first + lane;
       if (block.shift >= 0) {
         const int64_t one = block.first + lane, other = (one + block.shift) % f.dim;
-        const int64_t m = least(one, other), l = most(one, other);
+        const int64_t m = min(one, other), l = max(one, other);
         row = 1 + f.dim + m * f.dim - m * (m - 1) / 2 + l - m;
       }
       visit(row, f.offset(b) + lane, f.pitch(b));

@@ -1,27 +1,27 @@
-// Rows of tensors that will be needed soon, asked of the memory bit by bit while the units compute: a chunk that is loaded
-// all at once would wait for the memory, and the memory would then wait for the chunk.
+// Prefetches rows of tensors a few at a time while the arithmetic units compute: loading a chunk all at once would leave first
+// the units and then the memory idle.
 #pragma once
 #include <stdint.h>
 
-#include "vec.h"
+#include "simd/vec.h"
 
 namespace FM_LEVEL {
 
-struct Ahead {
-  static constexpr int MOST = 5, LINE = 64;
+struct Prefetcher {
+  static constexpr int MAX_TENSORS = 5, LINE = 64;
   struct {
     const char* at;
     int64_t stride;
     int bytes;
-  } tensors[MOST];
+  } tensors[MAX_TENSORS];
   int count = 0, row = 0, rows = 0;
 
-  void start(int64_t n) { count = row = 0, rows = (int)most(0, n); }
+  void start(int64_t n) { count = row = 0, rows = (int)max(0, n); }
   void add(const void* at, int64_t stride, int64_t bytes) { tensors[count++] = {(const char*)at, stride, (int)bytes}; }
-  // One of `times` equal parts.
-  inline __attribute__((always_inline)) void some(int times) {
+  // One of `parts` equal parts of the rows.
+  inline __attribute__((always_inline)) void prefetch_part(int parts) {
     if (row >= rows) return;
-    const int part = (int)least(rows - row, (rows + times - 1) / times);
+    const int part = (int)min(rows - row, (rows + parts - 1) / parts);
     row += part;
     for (int t = 0; t < count; t++) {
       auto& tensor = tensors[t];

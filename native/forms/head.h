@@ -1,0 +1,57 @@
+// One head of one sequence, the sizes of what is made of it, and its tokens as standardized rows.
+#pragma once
+#include "forms/workspace.h"
+#include "tiles/dense.h"
+#include "tiles/features.h"
+#include "tiles/standardize.h"
+
+namespace FM_LEVEL {
+
+// A key head with the query heads that read it, in one sequence.
+struct Head {
+  const FmCall* call;
+  int64_t batch, key_head, groups;
+  int64_t query_start, queries, key_start, keys;
+  int64_t state;  // index of its state
+};
+
+FM_INLINE int64_t at(const FmTensor& t, int64_t batch, int64_t head, int64_t token) {
+  return batch * t.batch_stride + head * t.head_stride + token * t.token_stride;
+}
+
+template <class T>
+struct Sizes {
+  Features<T> features;
+  Shape<T> shape;
+  int value_dim, chunk;
+  bool wraps;  // rows are continued cyclically: degree 2 shifts them
+  bool packs;  // values are packed where each is used often enough to pay for it
+  int64_t x_pitch, u_pitch, dim_pitch;
+  Sizes(const FmCall& c, int order)
+      : features((int)c.head_dim, (int)c.value_dim + 1, order),
+        shape{(int)c.head_dim, (int)c.value_dim + 1, (int)c.order},
+        value_dim((int)c.value_dim),
+        chunk((int)c.chunk),
+        wraps(order == 2),
+        packs(order == 2),
+        x_pitch(features.row_pitch()),
+        u_pitch(features.head),
+        dim_pitch(round_up(c.head_dim, WIDE<T>)) {}
+  int64_t public_state_size() const {
+    const int64_t dim = shape.dim;
+    return (1 + dim + (features.order == 2 ? dim * (dim + 1) / 2 : 0)) * shape.columns;
+  }
+};
+
+// Queries or keys, standardized if the call says so, times `factor`.
+template <class T>
+void load_vectors(const FmCall& c, const FmTensor& from, int64_t offset, int count, const Sizes<T>& s, T factor, T* x,
+                  T* rstd) {
+  if (c.normalize)
+    return load_standardized(from.data, from.type, offset, from.token_stride, count, s.shape.dim, x, s.x_pitch, (T)c.eps,
+                             factor, rstd);
+  load_rows(from.data, from.type, offset, from.token_stride, count, s.shape.dim, x, s.x_pitch);
+  for (int n = 0; n < count && factor != 1; n++) multiply_row(x + n * s.x_pitch, factor, s.shape.dim);
+}
+
+}  // namespace FM_LEVEL

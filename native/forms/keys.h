@@ -1,0 +1,72 @@
+// A chunk of keys and values: loaded from the tensors, and its gradients stored back.
+#pragma once
+#include "forms/head.h"
+
+namespace FM_LEVEL {
+
+// Keys and values of up to `capacity` tokens. A key that does not count is all zeros, so that it adds nothing anywhere.
+template <class T>
+struct KeyChunk {
+  const Sizes<T>* sizes;
+  T *x, *u, *packed, *rstd;
+  int64_t first = 0;
+  int count = 0;
+
+  void take(Workspace& workspace, const Sizes<T>& s, int64_t capacity) {
+    sizes = &s;
+    x = workspace.take<T>(capacity * s.x_pitch);
+    u = workspace.take<T>(capacity * s.u_pitch);
+    packed = workspace.take<T>(capacity * s.shape.columns);
+    rstd = workspace.take<T>(capacity);
+  }
+  bool counts(const Head& h, int64_t token) const {
+    const FmCall& c = *h.call;
+    return !c.mask || c.mask[h.batch * c.mask_batch_stride + h.key_head * c.mask_head_stride +
+                             (h.key_start + token) * c.mask_token_stride];
+  }
+  void load_tokens(const Head& h, int64_t begin, int64_t end, bool wrap) {
+    const FmCall& c = *h.call;
+    const int dim = sizes->shape.dim, value_dim = sizes->value_dim;
+    first = begin;
+    count = (int)max(0, end - begin);
+    const int64_t token = h.key_start + begin;
+    load_vectors(c, c.k, at(c.k, h.batch, h.key_head, token), count, *sizes, (T)1, x, rstd);
+    load_rows(c.v.data, c.v.type, at(c.v, h.batch, h.key_head, token), c.v.token_stride, count, value_dim, u, sizes->u_pitch);
+    for (int n = 0; n < count; n++) u[n * sizes->u_pitch + value_dim] = 1;
+    for (int n = 0; c.mask && n < count; n++) {
+      if (counts(h, begin + n)) continue;
+      memset(x + n * sizes->x_pitch, 0, sizes->x_pitch * sizeof(T));
+      memset(u + n * sizes->u_pitch, 0, sizes->u_pitch * sizeof(T));
+    }
+    for (int n = 0; wrap && n < count; n++) wrap_row(x + n * sizes->x_pitch, dim, sizes->x_pitch);
+  }
+  void pack_values() {
+    if (sizes->packs) pack(u, sizes->u_pitch, count, sizes->shape.columns, packed);
+  }
+  const T* packed_values() const { return sizes->packs ? packed : nullptr; }
+  Keys<T> dense() const { return {x, sizes->x_pitch, u, sizes->u_pitch, packed_values(), count}; }
+
+  // d_x holds the gradients of the standardized keys; both are overwritten.
+  void store_grads(const Head& h, T* d_x, int64_t d_x_pitch, const T* d_v, int64_t d_v_pitch) const {
+    const FmCall& c = *h.call;
+    const int dim = sizes->shape.dim, value_dim = sizes->value_dim;
+    if (c.normalize) standardize_rows_vjp(d_x, d_x_pitch, x, sizes->x_pitch, rstd, count, dim);
+    for (int n = 0; n < count; n++) {
+      T* dn = d_x + n * d_x_pitch;
+      const T* vn = d_v + n * d_v_pitch;
+      if (!counts(h, first + n)) {
+        memset(dn, 0, dim * sizeof(T));
+        vn = nullptr;
+      }
+      const int64_t token = h.key_start + first + n;
+      store_row(dn, dim, c.d_k.data, c.d_k.type, at(c.d_k, h.batch, h.key_head, token));
+      store_row(vn ? vn : zeros(), value_dim, c.d_v.data, c.d_v.type, at(c.d_v, h.batch, h.key_head, token));
+    }
+  }
+  static const T* zeros() {
+    static const T z[FM_MAX_DIM] = {};
+    return z;
+  }
+};
+
+}  // namespace FM_LEVEL

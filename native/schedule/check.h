@@ -1,0 +1,42 @@
+// Refuses a call that the kernels have no code for, so that nothing below needs an answer to a value it does not know.
+#pragma once
+#include "api.h"
+#include "tiles/convert.h"
+
+namespace FM_LEVEL {
+
+constexpr int64_t MAX_CHUNK = 4096;
+
+template <size_t N>
+int check_tensors(const FmTensor* const (&tensors)[N]) {
+  for (const FmTensor* t : tensors)
+    if (t->data && size_of(t->type) == 0) return FM_BAD_TYPE;
+  return FM_OK;
+}
+FM_INLINE int check_numbers(int64_t type, int64_t head_dim, int64_t value_dim) {
+  if (type != FM_F32 && type != FM_F64) return FM_BAD_TYPE;
+  if (head_dim < 1 || head_dim > FM_MAX_DIM || value_dim < 1 || value_dim > FM_MAX_DIM) return FM_BAD_DIM;
+  return FM_OK;
+}
+FM_INLINE int check_form(int64_t form, int64_t order) {
+  if (form != FM_DENSE && form != FM_FACTORIZED) return FM_BAD_FORM;
+  return order >= 1 && order <= (form == FM_DENSE ? 4 : 2) ? FM_OK : FM_BAD_ORDER;
+}
+
+inline int check(const FmCall& c) {
+  if (const int status = check_numbers(c.type, c.head_dim, c.value_dim)) return status;
+  if (const int status = check_tensors({&c.q, &c.k, &c.v, &c.o, &c.g, &c.d_o, &c.d_g, &c.d_q, &c.d_k, &c.d_v})) return status;
+  if (c.g.data && c.g.type != c.type) return FM_BAD_TYPE;
+  if (c.chunk < 1 || c.chunk > MAX_CHUNK || c.chunk % 32 != 0) return FM_BAD_CHUNK;
+  if (!c.forms) return check_form(c.form, c.order);
+  for (int64_t i = 0; i < c.sequences; i++)
+    if (const int status = check_form(c.forms[i], c.order)) return status;
+  return FM_OK;
+}
+inline int check(const FmStep& c) {
+  if (const int status = check_numbers(c.type, c.head_dim, c.value_dim)) return status;
+  if (const int status = check_tensors({&c.q, &c.k, &c.v, &c.o})) return status;
+  return check_form(FM_FACTORIZED, c.order);
+}
+
+}  // namespace FM_LEVEL

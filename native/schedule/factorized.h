@@ -1,0 +1,233 @@
+// One pass of the factorized form over all heads.
+//
+// With heads enough for all threads, a thread walks whole heads. With fewer, segments of a head are summed, the sums scanned,
+// and the segments then used, each with the state of what comes before it.
+#pragma once
+#include "forms/factorized.h"
+#include "schedule/heads.h"
+#include "schedule/threads.h"
+
+namespace FM_LEVEL {
+
+template <class T>
+class FactorizedPass {
+ public:
+  // `from` and `to` are public states or null; d_scale is [heads][segments][groups] or null.
+  FactorizedPass(const Heads& heads, const FmPool& pool, Pass pass, const void* from, void* to, double* d_scale)
+      : heads(heads),
+        call(heads.call),
+        pool(pool),
+        pass(pass),
+        from((const T*)from),
+        to((T*)to),
+        d_scale(d_scale),
+        sizes(call, (int)call.order),
+        size(round_up(sizes.features.size, 64)),
+        reverse(pass == Pass::key_grads),
+        is_long(max(call.queries, call.keys) > LONG * sizes.chunk * heads.segments),
+        bundle(heads.segments > 1 ? 1 : bundled_heads()),
+        bundles((call.key_heads + bundle - 1) / bundle) {}
+
+  bool run() {
+    if (heads.segments == 1) return run_parallel(pool, heads.states * bundles, WalkBundle{*this});
+    Workspace shared;
+    if (!shared.allocate_zeros([&] { states = shared.take<T>(heads.count * (heads.segments + 1) * size); })) return false;
+    return sum_segments() && scan_segments() && use_segments();
+  }
+
+ private:
+  // The chunks after which additions to a state are compensated: a sum of so many chunks is still good to 1e-6, and the
+  // compensation doubles what is read and written of the state.
+  static constexpr int64_t LONG = 512;
+  // Bytes of states that a thread keeps in its cache, next to all else.
+  static constexpr int64_t BUNDLE_BYTES = 128 << 10;
+
+  const Heads& heads;
+  const FmCall& call;
+  const FmPool& pool;
+  const Pass pass;
+  const T* from;
+  T* to;
+  double* d_scale;
+  const Sizes<T> sizes;
+  const int64_t size;  // of a state
+  const bool reverse, is_long;
+  const int64_t bundle, bundles;
+  T* states = nullptr;  // [heads][1 + segments][size]: the total, and one of each segment
+
+  // How many heads of one sequence a thread takes through it together. Heads that lie side by side in memory, as they come
+  // from a projection, are then read page by page; but their states must stay in the cache.
+  int64_t bundled_heads() const {
+    const int64_t bytes = size * (int64_t)sizeof(T) * (is_long ? 2 : 1);
+    const int64_t share = (heads.count + pool.threads - 1) / pool.threads;
+    return max(1, min(BUNDLE_BYTES / bytes, min(share, call.key_heads)));
+  }
+  T* total_of(int64_t i) const { return states + i * (heads.segments + 1) * size; }
+  T* state_of(int64_t i, int64_t part) const { return total_of(i) + (1 + part) * size; }
+  // Segments in the order of the walk.
+  int64_t first_segment() const { return reverse ? heads.segments - 1 : 0; }
+  int64_t last_segment() const { return reverse ? 0 : heads.segments - 1; }
+
+  int64_t tokens_summed(const Head& h) const {
+    return call.is_causal ? max(h.queries, h.keys) : pass == Pass::key_grads ? h.queries : h.keys;
+  }
+  int64_t tokens_used(const Head& h) const {
+    return call.is_causal ? max(h.queries, h.keys) : pass == Pass::key_grads ? h.keys : h.queries;
+  }
+
+  void load_state(int64_t i, T* state) const {
+    if (from)
+      state_from_public(sizes.features, from + i * sizes.public_state_size(), state);
+    else
+      memset(state, 0, size * sizeof(T));
+  }
+  void store_state(int64_t i, const T* state) const {
+    if (to) state_to_public(sizes.features, state, to + i * sizes.public_state_size());
+  }
+
+  // The chunks of a segment in the order of the walk.
+  struct Chunks {
+    Range tokens;
+    int64_t chunk, count;
+    bool reverse;
+    Range operator[](int64_t n) const {
+      const int64_t begin = tokens.begin + (reverse ? count - 1 - n : n) * chunk;
+      return {begin, min(tokens.end, begin + chunk)};
+    }
+  };
+  Chunks chunks(int64_t tokens, int64_t part) const {
+    const Range range = heads.segment(tokens, part, sizes.chunk);
+    return {range, sizes.chunk, (range.end - range.begin + sizes.chunk - 1) / sizes.chunk, reverse};
+  }
+
+  struct Worker {
+    const FactorizedPass& pass;
+    FactorizedForm<T> form;
+    T *sums = nullptr, *lost = nullptr;  // [bundle][size]; sums only where a thread walks whole heads
+    Workspace workspace;
+
+    template <class Task>
+    explicit Worker(const Task& task) : pass(task.pass), form(pass.sizes, pass.pass) {}
+    bool allocate() {
+      return workspace.allocate([&] {
+        form.take(workspace);
+        if (pass.heads.segments == 1) sums = workspace.take<T>(pass.bundle * pass.size);
+        if (pass.is_long) lost = workspace.take<T>(pass.bundle * pass.size);
+      });
+    }
+    T* lost_of(int64_t n) const { return lost ? lost + n * pass.size : nullptr; }
+    State<T> state(int64_t n) const { return {sums + n * pass.size, lost_of(n)}; }
+    // Segments bring the sum along; what it has lost is counted anew.
+    State<T> state_at(T* sum) const { return {sum, lost_of(0)}; }
+    void forget_losses() {
+      if (lost) memset(lost, 0, pass.bundle * pass.size * sizeof(T));
+    }
+    // One chunk of the segment `part` of head i. `empty`: the state is known to be zero; `keep`: it is needed afterwards.
+    void use(int64_t i, int64_t part, Range chunk, State<T> state, bool empty, bool keep) {
+      form.d_scale = pass.d_scale ? pass.d_scale + (i * pass.heads.segments + part) * pass.heads.groups : nullptr;
+      if (pass.call.is_causal)
+        form.walk(pass.heads.head(i), chunk.begin, chunk.end, state, empty, keep);
+      else
+        form.use(pass.heads.head(i), chunk.begin, chunk.end, state.sum);
+    }
+  };
+
+  // A bundle of whole heads of one sequence, chunk by chunk.
+  struct WalkBundle {
+    using Worker = FactorizedPass::Worker;
+    const FactorizedPass& pass;
+
+    void run(Worker& worker, int64_t item) const {
+      const int64_t key_heads = pass.call.key_heads;
+      const int64_t first = item / pass.bundles * key_heads + item % pass.bundles * pass.bundle;
+      const int64_t count = min(pass.bundle, (item / pass.bundles + 1) * key_heads - first);
+      if (pass.heads.is_dense(first)) return;
+      const Head head = pass.heads.head(first);  // all of them have its length
+      worker.forget_losses();
+      for (int64_t n = 0; n < count; n++) pass.load_state(first + n, worker.state(n).sum);
+      if (!pass.call.is_causal) sum(worker, first, count, pass.chunks(pass.tokens_summed(head), 0));
+      if (!pass.call.is_causal) store(worker, first, count);
+      use(worker, first, count, pass.chunks(pass.tokens_used(head), 0));
+      if (pass.call.is_causal) store(worker, first, count);
+    }
+    void sum(Worker& worker, int64_t first, int64_t count, const Chunks& chunks) const {
+      for (int64_t c = 0; c < chunks.count; c++)
+        for (int64_t n = 0; n < count; n++)
+          worker.form.add(pass.heads.head(first + n), chunks[c].begin, chunks[c].end, worker.state(n));
+    }
+    void use(Worker& worker, int64_t first, int64_t count, const Chunks& chunks) const {
+      for (int64_t c = 0; c < chunks.count; c++)
+        for (int64_t n = 0; n < count; n++)
+          worker.use(first + n, 0, chunks[c], worker.state(n), !pass.from && c == 0, pass.to || c < chunks.count - 1);
+    }
+    void store(Worker& worker, int64_t first, int64_t count) const {
+      for (int64_t n = 0; n < count; n++) pass.store_state(first + n, worker.state(n).sum);
+    }
+  };
+
+  // The sum of one segment by itself. When causal, nobody needs that of the last.
+  struct SumSegment {
+    using Worker = FactorizedPass::Worker;
+    const FactorizedPass& pass;
+
+    void run(Worker& worker, int64_t item) const {
+      const int64_t i = item / pass.heads.segments, part = item % pass.heads.segments;
+      if (pass.heads.is_dense(i) || (pass.call.is_causal && part == pass.last_segment())) return;
+      const Head head = pass.heads.head(i);
+      const Chunks chunks = pass.chunks(pass.tokens_summed(head), part);
+      worker.forget_losses();
+      for (int64_t c = 0; c < chunks.count; c++)
+        worker.form.add(head, chunks[c].begin, chunks[c].end, worker.state_at(pass.state_of(i, part)));
+    }
+  };
+  bool sum_segments() { return run_parallel(pool, heads.count * heads.segments, SumSegment{*this}); }
+
+  // Adds up the sums of a head's segments. When causal, each becomes the sum of what comes before it.
+  struct ScanHead {
+    struct Worker {
+      explicit Worker(const ScanHead&) {}
+      bool allocate() { return true; }
+    };
+    const FactorizedPass& pass;
+
+    void run(Worker&, int64_t i) const {
+      if (pass.heads.is_dense(i)) return;
+      const bool is_causal = pass.call.is_causal;
+      T* total = pass.total_of(i);
+      pass.load_state(i, total);
+      for (int64_t n = 0; n < pass.heads.segments; n++) {
+        T* sum = pass.state_of(i, pass.reverse ? pass.heads.segments - 1 - n : n);
+        for (int64_t e = 0; e < pass.size; e++) {
+          const T before = total[e];
+          total[e] += sum[e];
+          if (is_causal) sum[e] = before;
+        }
+      }
+      if (!is_causal) pass.store_state(i, total);
+    }
+  };
+  bool scan_segments() { return run_parallel(pool, heads.count, ScanHead{*this}); }
+
+  // The tokens of one segment, with the state of all or, when causal, of what comes before them.
+  struct UseSegment {
+    using Worker = FactorizedPass::Worker;
+    const FactorizedPass& pass;
+
+    void run(Worker& worker, int64_t item) const {
+      const int64_t i = item / pass.heads.segments, part = item % pass.heads.segments;
+      if (pass.heads.is_dense(i)) return;
+      const bool is_causal = pass.call.is_causal, is_last = part == pass.last_segment();
+      const bool starts_empty = !pass.from && part == pass.first_segment();
+      T* state = is_causal ? pass.state_of(i, part) : pass.total_of(i);
+      const Chunks chunks = pass.chunks(pass.tokens_used(pass.heads.head(i)), part);
+      worker.forget_losses();
+      for (int64_t c = 0; c < chunks.count; c++)
+        worker.use(i, part, chunks[c], worker.state_at(state), starts_empty && c == 0,
+                   (pass.to && is_last) || c < chunks.count - 1);
+      if (is_causal && is_last) pass.store_state(i, state);
+    }
+  };
+  bool use_segments() { return run_parallel(pool, heads.count * heads.segments, UseSegment{*this}); }
+};
+
+}  // namespace FM_LEVEL

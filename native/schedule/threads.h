@@ -1,0 +1,38 @@
+// Items of work spread over torch's threads.
+#pragma once
+#include <atomic>
+
+#include "api.h"
+#include "simd/vec.h"
+
+namespace FM_LEVEL {
+
+// task.run(worker, i) for every i < items. Each thread makes one Task::Worker, allocates what it works with, and takes the
+// next item until none is left. False if a worker found no memory.
+template <class Task>
+bool run_parallel(const FmPool& pool, int64_t items, const Task& task) {
+  struct Shared {
+    const Task& task;
+    int64_t items;
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
+  } shared{task, items};
+  const FmRange work = [](int64_t, int64_t, void* context) {
+    Shared& s = *(Shared*)context;
+    if (s.next.load() >= s.items) return;
+    typename Task::Worker worker(s.task);
+    if (!worker.allocate()) {
+      s.failed = true;
+      return;
+    }
+    for (int64_t i; (i = s.next.fetch_add(1)) < s.items;) s.task.run(worker, i);
+  };
+  const int64_t threads = min(items, pool.threads);
+  if (threads <= 1 || !pool.parallel_for)
+    work(0, 1, &shared);
+  else
+    pool.parallel_for(0, threads, 1, work, &shared);
+  return !shared.failed;
+}
+
+}  // namespace FM_LEVEL
