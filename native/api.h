@@ -9,7 +9,8 @@
 #define FM_FORMS(X) X(DENSE, 1) X(FACTORIZED, 2)
 // BAD_x: the kernels have no code for the value of x; nothing was computed.
 #define FM_STATUSES(X) \
-  X(OK, 0) X(NO_MEMORY, 1) X(BAD_LEVEL, 2) X(BAD_TYPE, 3) X(BAD_ORDER, 4) X(BAD_FORM, 5) X(BAD_CHUNK, 6) X(BAD_DIM, 7)
+  X(OK, 0) X(NO_MEMORY, 1) X(BAD_LEVEL, 2) X(BAD_TYPE, 3) X(BAD_ORDER, 4) X(BAD_FORM, 5) X(BAD_CHUNK, 6) X(BAD_DIM, 7) \
+  X(BAD_DECAY, 8)
 
 #define FM_ENUMERATOR(name, value) FM_##name = value,
 enum FmType { FM_TYPES(FM_ENUMERATOR) };
@@ -50,11 +51,13 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   TENSOR(v)                                                                                    \
   TENSOR(o)                                                                                    \
   TENSOR(g) /* of type `type`; may be absent in the forward pass */                            \
+  TENSOR(log_decay) /* (batch, key_heads, tokens), of type `type`, or absent; causal self attention */ \
   TENSOR(d_o)                                                                                  \
   TENSOR(d_g)                                                                                  \
   TENSOR(d_q)                                                                                  \
   TENSOR(d_k)                                                                                  \
   TENSOR(d_v)                                                                                  \
+  TENSOR(d_decay) /* the gradient of the sums of log_decay, of type `type` */                    \
   POINTER(const uint8_t, mask)                                                                 \
   INT(mask_batch_stride)                                                                       \
   INT(mask_head_stride)                                                                        \

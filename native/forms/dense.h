@@ -1,5 +1,6 @@
 // The dense form of one whole head, for short sequences and for orders without a state: tiles of queries against tiles of keys.
 #pragma once
+#include "forms/decay.h"
 #include "forms/keys.h"
 #include "forms/queries.h"
 
@@ -14,17 +15,22 @@ struct DenseForm {
   bool grads;
   KeyChunk<T> keys;  // all of them
   QueryChunk<T> queries;
+  DecayChunk<T> decay;  // of all tokens
+  bool decays = false;
   T *weights_, *slopes;
 
   DenseForm(const Sizes<T>& s, bool grads) : sizes(s), grads(grads) {}
   void take(Workspace& workspace, int64_t max_keys) {
     keys.take(workspace, sizes, max_keys);
     queries.take(workspace, sizes, QUERIES, grads);
+    decay.take(workspace, max_keys, KEYS);
     weights_ = workspace.take<T>((int64_t)KEYS * QUERIES);
     if (grads) slopes = workspace.take<T>((int64_t)KEYS * QUERIES);
   }
   void load_keys(const Head& h) {
     keys.load_tokens(h, 0, h.keys, false);
+    decays = DecayChunk<T>::used(*h.call);
+    if (decays) decay.load_sums(h, 0, h.keys);
     for (int64_t a = 0; a < keys.count; a += KEYS)
       pack(keys.u + a * sizes.u_pitch, sizes.u_pitch, (int)min(KEYS, keys.count - a), sizes.shape.columns,
            keys.packed + a * sizes.shape.columns);
@@ -40,6 +46,11 @@ struct DenseForm {
   // The position of a query relative to the first key of a tile.
   static int64_t diagonal(const Head& h, int64_t query, int64_t key) { return h.call->is_causal ? query - key : UNMASKED; }
 
+  // For the queries of a sub-chunk and the keys of a tile that they see; null without decay.
+  const T* fade_pairs(int64_t query, int64_t key, int64_t position) {
+    return decays ? decay.fade_pairs(query, key, visible<T>(tile(key).count, position)) : nullptr;
+  }
+
   void outputs(const Head& h, int64_t begin, int64_t end) {
     for (int64_t g = 0; g < h.groups; g++)
       for (int64_t a = begin; a < end; a += QUERIES) {
@@ -49,7 +60,8 @@ struct DenseForm {
           for (int s = 0; s < queries.subs; s++) {
             const int64_t position = diagonal(h, a + s * W, k);
             if (position + W <= 0) continue;
-            weights(sizes.shape, tile(k), queries.x_transposed_of(s), position, weights_);
+            const T* fading = fade_pairs(a + s * W, k, position);
+            weights(sizes.shape, tile(k), queries.x_transposed_of(s), position, fading, weights_);
             weighted_sum(sizes.shape, tile(k), weights_, position, queries.out_of(s));
           }
         queries.store_outputs(h);
@@ -71,14 +83,15 @@ struct DenseForm {
           for (int s = 0; s < queries.subs; s++) {
             const int64_t mine = position + s * W;
             T *ws = weights_ + s * stride, *ss = slopes + s * stride;
-            weights(shape, t, queries.x_transposed_of(s), mine, ws);
-            argument_grads(shape, t, queries.x_transposed_of(s), queries.w_transposed_of(s), mine, ss);
+            const T* fading = fade_pairs(a + s * W, k, mine);
+            weights(shape, t, queries.x_transposed_of(s), mine, fading, ws);
+            argument_grads(shape, t, queries.x_transposed_of(s), queries.w_transposed_of(s), mine, fading, ss);
             query_grads(shape, t, ss, mine, queries.d_x_of(s));
           }
           key_grads(t.count, position, slopes, stride, queries.subs, queries.x, sizes.x_pitch, shape.dim,
                     d_x + k * sizes.dim_pitch, sizes.dim_pitch);
-          key_grads(t.count, position, weights_, stride, queries.subs, queries.w, sizes.u_pitch, sizes.value_dim,
-                    d_u + k * sizes.u_pitch, sizes.u_pitch);
+          key_grads(t.count, position, weights_, stride, queries.subs, queries.w, sizes.u_pitch,
+                    decays ? shape.columns : sizes.value_dim, d_u + k * sizes.u_pitch, sizes.u_pitch);
         }
         d_scale[g] += queries.store_grads(h);
       }

@@ -3,6 +3,7 @@
 // A state is summed in order for the outputs and the queries' gradients, in reverse for the keys'. When causal, a chunk's
 // own keys are seen in the dense form, and are added to the state behind it.
 #pragma once
+#include "forms/decay.h"
 #include "forms/keys.h"
 #include "forms/queries.h"
 
@@ -17,6 +18,8 @@ struct FactorizedForm {
   Pass pass;
   KeyChunk<T> keys;
   QueryChunk<T> queries;
+  DecayChunk<T> decay;
+  bool decays = false;
   T *panel, *weights_, *slopes;
   T *u_transposed, *x_transposed, *d_x_transposed, *d_u_transposed, *d_x, *d_u;  // of keys, only for their gradients
   Prefetcher prefetcher;
@@ -27,6 +30,7 @@ struct FactorizedForm {
     const int64_t chunk = sizes.chunk, dim = sizes.shape.dim, columns = sizes.shape.columns;
     keys.take(workspace, sizes, chunk);
     queries.take(workspace, sizes, chunk, pass != Pass::outputs);
+    decay.take(workspace, chunk, chunk);
     panel = workspace.take<T>(max(chunk, Features<T>::GROUP * W) * W);
     weights_ = workspace.take<T>(chunk * (pass == Pass::key_grads ? chunk : W));
     if (pass != Pass::key_grads) return;
@@ -40,13 +44,21 @@ struct FactorizedForm {
   }
 
   void add_keys(State<T> state) {
-    accumulate(sizes.features, state, keys.x, sizes.x_pitch, keys.u, sizes.u_pitch, keys.packed_values(), keys.count, panel,
-               prefetcher);
+    if (decays) keys.fade_values(decay.until_end);
+    accumulate(sizes.features, state, keys.x, sizes.x_pitch, keys.u, sizes.u_pitch, keys.packed_values(), keys.count, fade(0),
+               panel, prefetcher);
   }
-  void add_queries(State<T> state) {
+  void add_queries(State<T> state, int64_t group) {
+    if (decays) decay.fade_rows(queries.w, sizes.u_pitch, sizes.shape.columns, decay.since_start, queries.count);
     queries.pack_grads();
     accumulate(sizes.features, state, queries.x, sizes.x_pitch, queries.w, sizes.u_pitch, queries.packed_grads(), queries.count,
-               panel, prefetcher);
+               fade(group), panel, prefetcher);
+  }
+  // What a state fades by over the chunk, once for all query heads that are added to it.
+  T fade(int64_t group) const { return decays && group == 0 ? decay.whole : 1; }
+  void load_decay(const Head& h, int64_t begin, int64_t end) {
+    decays = DecayChunk<T>::used(*h.call);
+    if (decays) decay.load_chunk(h, begin, min(end, h.keys));
   }
 
   // Prefetches the chunk that the next call is for, the `step`-th from here.
@@ -71,10 +83,11 @@ struct FactorizedForm {
   // state += the keys begin:end, of one chunk, or, for the keys' gradients, the queries.
   void add(const Head& h, int64_t begin, int64_t end, State<T> state) {
     prefetch_next(h, begin, 1, pass != Pass::key_grads, pass == Pass::key_grads);
+    load_decay(h, begin, end);
     if (pass == Pass::key_grads) {
       for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
         queries.load_tokens(h, g, begin, min(end, h.queries), true, sizes.wraps);
-        add_queries(state);
+        add_queries(state, g);
       }
     } else if (begin < h.keys) {
       keys.load_tokens(h, begin, min(end, h.keys), sizes.wraps);
@@ -101,6 +114,7 @@ struct FactorizedForm {
 
   // The tokens of one chunk when causal, walking the state along. `empty`: it is known to be zero; `keep`: it is needed after.
   void walk(const Head& h, int64_t begin, int64_t end, State<T> state, bool empty, bool keep) {
+    load_decay(h, begin, end);
     if (pass == Pass::key_grads) return walk_back(h, begin, end, state, empty, keep);
     prefetch_next(h, begin, 1, true, true);
     keys.load_tokens(h, begin, min(end, h.keys), sizes.wraps);
@@ -120,7 +134,7 @@ struct FactorizedForm {
     for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
       queries.load_tokens(h, g, begin, min(end, h.queries), true, sizes.wraps);
       dense_key_grads();
-      if (keep) add_queries(state);
+      if (keep) add_queries(state, g);
     }
     keys.store_grads(h, d_x, sizes.dim_pitch, d_u, sizes.u_pitch);
   }
@@ -131,23 +145,30 @@ struct FactorizedForm {
         read(sizes.features, state, queries.x_transposed, queries.subs, queries.out, sizes.shape.columns, panel, prefetcher);
       else
         memset(queries.out, 0, (int64_t)queries.subs * sizes.shape.columns * W * sizeof(T));
+      if (decays && state) decay.fade_queries(queries.out, sizes.shape.columns, queries.subs);
     } else {
       memset(queries.d_x, 0, (int64_t)queries.subs * sizes.shape.dim * W * sizeof(T));
       if (state)
         read_vjp(sizes.features, state, queries.x_transposed, queries.w_transposed, queries.subs, queries.d_x, prefetcher);
+      if (decays && state) decay.fade_queries(queries.d_x, sizes.shape.dim, queries.subs);
     }
   }
   void dense_queries(int s) {
     const Keys<T> dense = keys.dense();
     const T* x = queries.x_transposed_of(s);
     const int64_t diagonal = s * W;
+    const T* fading = fade_pairs(s, dense.count);
     if (pass == Pass::outputs) {
-      weights(sizes.shape, dense, x, diagonal, weights_);
+      weights(sizes.shape, dense, x, diagonal, fading, weights_);
       weighted_sum(sizes.shape, dense, weights_, diagonal, queries.out_of(s));
     } else {
-      argument_grads(sizes.shape, dense, x, queries.w_transposed_of(s), diagonal, weights_);
+      argument_grads(sizes.shape, dense, x, queries.w_transposed_of(s), diagonal, fading, weights_);
       query_grads(sizes.shape, dense, weights_, diagonal, queries.d_x_of(s));
     }
+  }
+  // For the queries of a sub-chunk and the keys that they see; null without decay.
+  const T* fade_pairs(int s, int keys) {
+    return decays ? decay.fade_pairs(s * W, 0, visible<T>(keys, s * W)) : nullptr;
   }
   void store_queries(const Head& h, int64_t group) {
     if (pass == Pass::outputs)
@@ -173,23 +194,30 @@ struct FactorizedForm {
       transpose_to_channel_major(keys.u + s * W * sizes.u_pitch, sizes.u_pitch, columns, u_transposed + s * columns * W);
     }
     memset(d_x_transposed, 0, (int64_t)subs * dim * W * sizeof(T));
-    read(sizes.features, state, x_transposed, subs, d_u_transposed, sizes.value_dim, panel, prefetcher);
+    read(sizes.features, state, x_transposed, subs, d_u_transposed, value_channels(), panel, prefetcher);
     read_vjp(sizes.features, state, x_transposed, u_transposed, subs, d_x_transposed, prefetcher);
     for (int64_t s = 0; s < subs; s++) {
       transpose_to_token_major(d_x_transposed + s * dim * W, dim, d_x + s * W * sizes.dim_pitch, sizes.dim_pitch);
-      transpose_to_token_major(d_u_transposed + s * columns * W, sizes.value_dim, d_u + s * W * sizes.u_pitch, sizes.u_pitch);
+      transpose_to_token_major(d_u_transposed + s * columns * W, value_channels(), d_u + s * W * sizes.u_pitch, sizes.u_pitch);
     }
+    if (!decays) return;
+    decay.fade_rows(d_x, sizes.dim_pitch, dim, decay.until_end, keys.count);
+    decay.fade_rows(d_u, sizes.u_pitch, columns, decay.until_end, keys.count);
   }
+  // Whose gradients are wanted: the denominator's only for that of the decay.
+  int value_channels() const { return decays ? sizes.shape.columns : sizes.value_dim; }
   void dense_key_grads() {
     const Keys<T> dense = keys.dense();
     if (dense.count == 0) return;
     const int64_t stride = (int64_t)sizes.chunk * W;
     for (int s = 0; s < queries.subs; s++) {
-      weights(sizes.shape, dense, queries.x_transposed_of(s), s * W, weights_ + s * stride);
-      argument_grads(sizes.shape, dense, queries.x_transposed_of(s), queries.w_transposed_of(s), s * W, slopes + s * stride);
+      const T* fading = fade_pairs(s, dense.count);
+      weights(sizes.shape, dense, queries.x_transposed_of(s), s * W, fading, weights_ + s * stride);
+      argument_grads(sizes.shape, dense, queries.x_transposed_of(s), queries.w_transposed_of(s), s * W, fading,
+                     slopes + s * stride);
     }
     key_grads(dense.count, 0, slopes, stride, queries.subs, queries.x, sizes.x_pitch, sizes.shape.dim, d_x, sizes.dim_pitch);
-    key_grads(dense.count, 0, weights_, stride, queries.subs, queries.w, sizes.u_pitch, sizes.value_dim, d_u, sizes.u_pitch);
+    key_grads(dense.count, 0, weights_, stride, queries.subs, queries.w, sizes.u_pitch, value_channels(), d_u, sizes.u_pitch);
   }
 };
 

@@ -46,7 +46,13 @@ struct KeyChunk {
   const T* packed_values() const { return sizes->packs ? packed : nullptr; }
   Keys<T> dense() const { return {x, sizes->x_pitch, u, sizes->u_pitch, packed_values(), count}; }
 
-  // d_x holds the gradients of the standardized keys; both are overwritten.
+  // Values by what they fade by until the end of the chunk; their packed copy too.
+  void fade_values(const T* factors) {
+    for (int n = 0; n < count; n++) multiply_row(u + n * sizes->u_pitch, factors[n], sizes->shape.columns);
+    pack_values();
+  }
+
+  // d_x holds the gradients of the standardized keys; both are overwritten. With decay d_v has the denominator's channel too.
   void store_grads(const Head& h, T* d_x, int64_t d_x_pitch, const T* d_v, int64_t d_v_pitch) const {
     const FmCall& c = *h.call;
     const int dim = sizes->shape.dim, value_dim = sizes->value_dim;
@@ -59,6 +65,9 @@ struct KeyChunk {
         vn = nullptr;
       }
       const int64_t token = h.key_start + first + n;
+      if (c.d_decay.data)
+        ((T*)c.d_decay.data)[at(c.d_decay, h.batch, h.key_head, token)] =
+            vn ? -dot(vn, u + n * sizes->u_pitch, sizes->shape.columns) : 0;
       store_row(dn, dim, c.d_k.data, c.d_k.type, at(c.d_k, h.batch, h.key_head, token));
       store_row(vn ? vn : zeros(), value_dim, c.d_v.data, c.d_v.type, at(c.d_v, h.batch, h.key_head, token));
     }

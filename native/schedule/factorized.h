@@ -100,6 +100,17 @@ class FactorizedPass {
     return {range, sizes.chunk, (range.end - range.begin + sizes.chunk - 1) / sizes.chunk, reverse};
   }
 
+  // What a state fades by over a segment.
+  T fade(int64_t i, int64_t part) const {
+    const FmTensor& t = call.log_decay;
+    if (!t.data) return 1;
+    const Head h = heads.head(i);
+    const Range tokens = heads.segment(h.keys, part, sizes.chunk);
+    double sum = 0;
+    for (int64_t n = tokens.begin; n < tokens.end; n++) sum += ((const T*)t.data)[at(t, h.batch, h.key_head, h.key_start + n)];
+    return exp_of_negative<T>(sum);
+  }
+
   struct Worker {
     const FactorizedPass& pass;
     FactorizedForm<T> form;
@@ -196,10 +207,11 @@ class FactorizedPass {
       T* total = pass.total_of(i);
       pass.load_state(i, total);
       for (int64_t n = 0; n < pass.heads.segments; n++) {
-        T* sum = pass.state_of(i, pass.reverse ? pass.heads.segments - 1 - n : n);
+        const int64_t part = pass.reverse ? pass.heads.segments - 1 - n : n;
+        T *sum = pass.state_of(i, part), fade = pass.fade(i, part);
         for (int64_t e = 0; e < pass.size; e++) {
           const T before = total[e];
-          total[e] += sum[e];
+          total[e] = total[e] * fade + sum[e];
           if (is_causal) sum[e] = before;
         }
       }

@@ -104,18 +104,31 @@ FM_INLINE void add_tile(Vec<T> (&acc)[R][2], T* p, ptrdiff_t pitch) {
     store(p + r * pitch + LANES<T>, load(p + r * pitch + LANES<T>) + acc[r][1]);
   }
 }
-// The same, of many sums: `lost`, unless null, keeps what the additions before have rounded away (Kahan's summation).
+// p = p * fade + acc: a multiply-add is no dearer than an add. Of many sums `lost`, unless null, keeps what the additions before
+// have rounded away (Kahan's summation).
 template <class T, int R>
-FM_INLINE void add_tile(Vec<T> (&acc)[R][2], T* p, T* lost, ptrdiff_t pitch) {
-  if (!lost) return add_tile<T, R>(acc, p, pitch);
+FM_INLINE void add_tile(Vec<T> (&acc)[R][2], T* p, T* lost, ptrdiff_t pitch, T fade) {
+  if (!lost) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      store(p + r * pitch, load(p + r * pitch) * fade + acc[r][0]);
+      store(p + r * pitch + LANES<T>, load(p + r * pitch + LANES<T>) * fade + acc[r][1]);
+    }
+    return;
+  }
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
     for (int h = 0; h < 2; h++) {
       T *at = p + r * pitch + h * LANES<T>, *rest = lost + r * pitch + h * LANES<T>;
-      const Vec<T> before = load(at), y = acc[r][h] - load(rest), after = before + y;
+      const Vec<T> before = load(at) * fade, y = acc[r][h] - load(rest) * fade, after = before + y;
       store(at, after);
       store(rest, (after - before) - y);
     }
+}
+template <class T, int R>
+FM_INLINE void multiply_tile(Vec<T> (&acc)[R][2], const T* p, ptrdiff_t pitch) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) acc[r][0] *= load(p + r * pitch), acc[r][1] *= load(p + r * pitch + LANES<T>);
 }
 template <class T, int R>
 FM_INLINE void store_tile(const Vec<T> (&acc)[R][2], T* p, ptrdiff_t pitch) {

@@ -67,10 +67,10 @@ FM_INLINE int visible(int count, int64_t diagonal) {
   return (int)max(0, min(count, diagonal + WIDE<T>));
 }
 
-// weights[key][W] = f(k . x) for one sub-chunk x, [dim][W]. A few rows behind the last visible key become zeros, so that
-// tiles of keys need not end there.
+// weights[key][W] = f(k . x) for one sub-chunk x, [dim][W], times `fading`, [key][W], unless null. A few rows behind the last
+// visible key become zeros, so that tiles of keys need not end there.
 template <class T>
-void weights(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t diagonal, T* out) {
+void weights(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t diagonal, const T* fading, T* out) {
   constexpr int W = WIDE<T>;
   const int count = visible<T>(keys.count, diagonal);
   const Tiles tiles(count);
@@ -82,6 +82,7 @@ void weights(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t dia
       clear<T, n>(acc);
       multiply<T, n>(acc, keys.x + first * keys.x_pitch, 1, keys.x_pitch, x, W, shape.dim);
       similarity<T, n>(acc, shape.order);
+      if (fading) multiply_tile<T, n>(acc, fading + first * W, W);
       store_tile<T, n>(acc, out + first * W, W);
       if (first + n > diagonal)
         for (int r = 0; r < n; r++) mask_row(out + (first + r) * W, first + r, diagonal);
@@ -112,10 +113,11 @@ void weighted_sum(const Shape<T>& shape, const Keys<T>& keys, const T* weights, 
 
 // Gradients of the weights' arguments: out[key][W] = f'(s) (u . w), for w[columns][W] the gradient of the sums.
 template <class T>
-void argument_grads(const Shape<T>& shape, const Keys<T>& keys, const T* x, const T* w, int64_t diagonal, T* out) {
+void argument_grads(const Shape<T>& shape, const Keys<T>& keys, const T* x, const T* w, int64_t diagonal, const T* fading,
+                    T* out) {
   constexpr int W = WIDE<T>, L = LANES<T>;
   const Shape<T> derivative{shape.dim, shape.columns, shape.order - 1};
-  weights(derivative, keys, x, diagonal, out);
+  weights(derivative, keys, x, diagonal, fading, out);
   const int count = visible<T>(keys.count, diagonal);
   const Tiles tiles(count);
   for (int t = 0; t < tiles.count; t++) {

@@ -73,16 +73,16 @@ struct State {
   T *sum, *lost;
 };
 
-// state += phi(x)^T u. `packed` is u packed, or null: then u is used as it is.
+// state = state * fade + phi(x)^T u. `packed` is u packed, or null: then u is used as it is.
 template <class T>
 void accumulate(const Features<T>& f, State<T> state, const T* x, int64_t x_pitch, const T* u, int64_t u_pitch, const T* packed,
-                int tokens, T* panel, Prefetcher& prefetcher) {
+                int tokens, T fade, T* panel, Prefetcher& prefetcher) {
   constexpr int W = WIDE<T>, L = LANES<T>;
   for (int64_t j = 0; j < f.head; j += W) {
     Vec<T> a{}, b{};
     for (int n = 0; n < tokens; n++) a += load(u + n * u_pitch + j), b += load(u + n * u_pitch + j + L);
     Vec<T> total[1][2] = {{a, b}};
-    add_tile(total, state.sum + j, state.lost ? state.lost + j : nullptr, W);
+    add_tile(total, state.sum + j, state.lost ? state.lost + j : nullptr, W, fade);
   }
   const Tiles tiles(f.columns);
   for (int i = 0; i < f.blocks; i++) {
@@ -110,7 +110,7 @@ void accumulate(const Features<T>& f, State<T> state, const T* x, int64_t x_pitc
         Vec<T> acc[n][2];
         clear<T, n>(acc);
         multiply<T, n>(acc, a, packed ? n : u_pitch, 1, phi, step, tokens);
-        add_tile<T, n>(acc, s, lost, pitch);
+        add_tile<T, n>(acc, s, lost, pitch, fade);
       });
       s += rows * pitch;
       if (lost) lost += rows * pitch;

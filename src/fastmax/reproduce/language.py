@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from fastmax.models import LMConfig
 from fastmax.reproduce.training import make_model, reaches, train
 
-WINDOWS = 384
-"""Windows of the validation text whose loss is taken, evenly spread and the same for all."""
+VALIDATION = 49_152
+"""Characters of the validation text whose loss is taken: windows, evenly spread and the same for all."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,11 @@ def language(run: LanguageRun, train_text: Tensor, val_text: Tensor, vocabulary:
     result = train(
         model, model.parameter_groups(0.1), loss_of, lr=run.lr, steps=run.steps, warmup=run.steps // 10
     )  # fmt: skip
-    starts = torch.linspace(0, len(val_text) - run.tokens - 2, WINDOWS).long()
+    starts = torch.linspace(0, len(val_text) - run.tokens - 2, VALIDATION // run.tokens).long()
     model.eval()
     with torch.no_grad():
-        losses = [
-            _loss(model(w[:, :-1]), w).item()
-            for w in _windows(val_text, starts, run.tokens).split(max(1, 4096 // run.tokens))
-        ]
+        windows = _windows(val_text, starts, run.tokens)
+        losses = [_loss(model(w[:, :-1]), w).item() for w in windows.reshape(-1, 32, windows.shape[1])]
     loss = sum(losses) / len(losses)
     more = {"val_loss": loss, "bits_per_character": loss / 0.6931471805599453}
     reach = reaches(model, _windows(val_text, starts[:4], run.tokens)[:, :-1])

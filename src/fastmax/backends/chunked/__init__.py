@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from fastmax.backends.chunked import tiles as t
-from fastmax.backends.chunked.decay import Decay, log_decay_grads
+from fastmax.backends.chunked.decay import Decay
 from fastmax.backends.chunked.parts import Work, masks_of, parts
 from fastmax.call import Call, InputGrads, OutputGrads
+from fastmax.decay import log_decay_grads, rows_part
 from fastmax.plan import DROPOUT_CHUNK, Accumulate, Attend, Plan, Step, calls_chunk, cheaper_form, steps
 
 
@@ -114,7 +115,7 @@ def _backward(p: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads
     """The adjoint of the plan. `out` arrives as zeros."""
     steps = _steps(p)
     dk_hat, dv = (x if x.dtype == p.dtype else torch.zeros_like(x, dtype=p.dtype) for x in (out.k, out.v))
-    dc = None if p.log_decay is None else _rows_part(p, g, grads)
+    dc = None if p.log_decay is None else p.k.new_zeros(p.k.shape[:3], dtype=p.dtype)
     state = _state_from(p, p.state_in, steps)
     for step in steps:
         decay = Decay.of(p, step.start, step.stop)
@@ -160,7 +161,7 @@ def _backward(p: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads
     for a, b in t.tiles(0, p.k.shape[2], t.feature_tile(p)):
         t.store_key_grads(p, a, b, dk_hat, dv, out.k, out.v)
     if dc is not None:
-        out.log_decay.copy_(log_decay_grads(dc))
+        out.log_decay.copy_(log_decay_grads(dc + rows_part(g, grads.g, p.groups)))
     if p.state_in is not None:
         out.state_in.copy_(d_state)
 
@@ -176,12 +177,3 @@ def _accumulate_keys(p: Work, state: Tensor, step: Accumulate, decay: Decay | No
     for a, b in t.tiles(step.start, step.stop, t.feature_tile(p)):
         k_hat, u = t.load_keys(p, a, b)
         t.accumulate(state, k_hat, u if decay is None else u * decay.of_keys(a, b))
-
-
-def _rows_part(p: Work, g: Tensor, grads: OutputGrads) -> Tensor:
-    """The gradient of c as the decay of queries: that of a quotient does not change with a factor on both its parts, so only
-    the denominator's own gradient is left. Keys take their part off it."""
-    if grads.g is None:
-        return torch.zeros(p.k.shape[:3], dtype=p.dtype, device=p.k.device)
-    batch, heads, tokens = p.k.shape[:3]
-    return (grads.g.to(p.dtype) * g).view(batch, heads, p.groups, tokens).sum(2)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastmax.call import Call
+from fastmax.decay import wide
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Decay:
         if call.log_decay is None:
             return None
         x = call.log_decay[:, :, start:stop]
-        return Decay(x.to(_wide(x.device)).cumsum(-1), start, call.dtype)
+        return Decay(x.to(wide(x.device)).cumsum(-1), start, call.dtype)
 
     def of_queries(self, a: int, b: int) -> Tensor:
         """(B, Hkv, 1, b - a, 1): what the state has faded by at queries a:b."""
@@ -47,13 +48,3 @@ class Decay:
             self.c[:, :, None, c - self.start : d - self.start],
         )
         return (queries - keys).clamp_(max=0).to(self.dtype).exp_().unsqueeze(2)
-
-
-def log_decay_grads(dc: Tensor) -> Tensor:
-    """From the gradients of c to those of log_decay: each token's decay is in the sums of all tokens from it on."""
-    return dc.to(_wide(dc.device)).flip(-1).cumsum(-1).flip(-1)
-
-
-def _wide(device: torch.device) -> torch.dtype:
-    """fp64, where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64

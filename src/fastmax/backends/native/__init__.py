@@ -8,6 +8,7 @@ from fastmax.backends.native.decode import step, step_unsupported
 from fastmax.backends.native.packed_call import PackedCall, in_rows
 from fastmax.backends.native.prepared import Prepared
 from fastmax.call import Call, InputGrads, OutputGrads
+from fastmax.decay import log_decay_grads, rows_part
 from fastmax.plan import RULE, Plan, dense_is_hopeless
 
 __all__ = ["backward", "describe", "forward", "levels", "prepare", "step", "step_unsupported", "unsupported"]
@@ -40,8 +41,8 @@ def unsupported(call: Call) -> str | None:
         return f"it takes up to {abi.MAX_DIM} channels per head, and there are {head_dim} and {value_dim}"
     if call.dropout_seed is not None:
         return "dropout acts on single features, which it never forms"
-    if call.log_decay is not None or options.normalize == "rms":
-        return "it has neither decay nor rms"
+    if options.normalize == "rms":
+        return "it has no rms"
     if options.order > 2:
         if call.state_in is not None or options.return_state:
             return f"order {options.order} has no state in it, only the dense form"
@@ -66,7 +67,10 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     dq, dk, dv = (
         x if in_rows(x.stride(), x) else torch.empty_like(x, memory_format=torch.contiguous_format) for x in out[:3]
     )
-    packed.grads = (*packed.tensor(grads.o), *packed.tensor(grads.g), *abi.tensor(dq), *abi.tensor(dk), *abi.tensor(dv))
+    dc = None if call.log_decay is None else torch.empty(call.k.shape[:3], dtype=g.dtype, device="cpu")
+    packed.grads = (
+        *packed.tensor(grads.o), *packed.tensor(grads.g), *abi.tensor(dq), *abi.tensor(dk), *abi.tensor(dv), *abi.tensor(dc),
+    )  # fmt: skip
     packed.d_state_out = packed.pointer(grads.state)
     d_state = out.state_in
     if call.state_in is not None:
@@ -77,7 +81,10 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
         d_head_scale = torch.empty(out.head_scale.shape, dtype=torch.float64, device="cpu")
         packed.d_head_scale = d_head_scale.data_ptr()
     packed.run("backward", plan.level, fills=(dq, dk, dv))
-    for to, x in zip(out, (dq, dk, dv, d_head_scale, out.log_decay, d_state), strict=True):
+    d_log_decay = (
+        out.log_decay if dc is None else log_decay_grads(dc + rows_part(g, grads.g, call.groups), call.cu_seqlens_k)
+    )
+    for to, x in zip(out, (dq, dk, dv, d_head_scale, d_log_decay, d_state), strict=True):
         if to is not x:
             to.copy_(x)
     return out

@@ -32,8 +32,8 @@ CALL_FIELDS = (
     ("head_dim", "int"), ("value_dim", "int"), ("order", "int"), ("is_causal", "int"), ("normalize", "int"),
     ("chunk", "int"), ("sequences", "int"), ("form", "int"), ("forms", "pointer"), ("scale", "real"), ("eps", "real"),
     ("q", "tensor"), ("k", "tensor"), ("v", "tensor"), ("o", "tensor"), ("g", "tensor"),
-    ("d_o", "tensor"), ("d_g", "tensor"), ("d_q", "tensor"), ("d_k", "tensor"), ("d_v", "tensor"),
-    ("mask", "pointer"), ("mask_batch_stride", "int"), ("mask_head_stride", "int"), ("mask_token_stride", "int"),
+    ("log_decay", "tensor"), ("d_o", "tensor"), ("d_g", "tensor"), ("d_q", "tensor"), ("d_k", "tensor"), ("d_v", "tensor"),
+    ("d_decay", "tensor"), ("mask", "pointer"), ("mask_batch_stride", "int"), ("mask_head_stride", "int"), ("mask_token_stride", "int"),
     ("cu_queries", "pointer"), ("cu_keys", "pointer"), ("head_scale", "pointer"), ("d_head_scale", "pointer"),
     ("state_in", "pointer"), ("state_out", "pointer"), ("d_state_out", "pointer"), ("d_state_in", "pointer"),
 )  # fmt: skip
@@ -43,13 +43,14 @@ STEP_FIELDS = (
     ("q", "tensor"), ("k", "tensor"), ("v", "tensor"), ("o", "tensor"),
     ("mask", "pointer"), ("head_scale", "pointer"), ("state", "pointer"),
 )  # fmt: skip
-STATUSES = ("OK", "NO_MEMORY", "BAD_LEVEL", "BAD_TYPE", "BAD_ORDER", "BAD_FORM", "BAD_CHUNK", "BAD_DIM")
+STATUSES = ("OK", "NO_MEMORY", "BAD_LEVEL", "BAD_TYPE", "BAD_ORDER", "BAD_FORM", "BAD_CHUNK", "BAD_DIM", "BAD_DECAY")
 _REFUSALS = {
     "BAD_LEVEL": "the level must be one that runs here",
     "BAD_TYPE": "the arithmetic must be float32 or float64, a tensor one of these, bfloat16 or float16",
     "BAD_ORDER": "order must be 1 to 4 in the dense form, 1 or 2 in the factorized one and in a step",
     "BAD_FORM": "form must be 1 (dense) or 2 (factorized)",
     "BAD_CHUNK": "chunk must be a multiple of 32, from 32 to 4096",
+    "BAD_DECAY": "log_decay must be of the type of the arithmetic, in causal self attention",
     "BAD_DIM": f"head_dim and value_dim must be 1 to {MAX_DIM}",
 }
 

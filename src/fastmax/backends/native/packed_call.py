@@ -12,7 +12,7 @@ NORMALIZE = {"none": 0, "standardize": 1}
 
 
 class PackedCall:
-    grads = abi.NO_TENSOR * 5
+    grads = abi.NO_TENSOR * 6
     mask: abi.Fields = (0, 0, 0, 0)
     forms = cu_queries = cu_keys = head_scale = d_head_scale = state_out = d_state_out = d_state_in = 0
 
@@ -37,6 +37,7 @@ class PackedCall:
         )  # fmt: skip
         self.tensors = (
             *self.tensor(call.q), *self.tensor(call.k), *self.tensor(call.v), *self.tensor(o), *self.tensor(g),
+            *self.tensor(call.log_decay),
         )  # fmt: skip
         self.state_in = 0 if call.state_in is None else self.pointer(call.state_in)
         if call.key_mask is not None:

@@ -56,7 +56,7 @@ class Prepared:
         self.library.huge_pages(o)
         packed = abi.CALL.pack(
             *self.numbers, q.data_ptr(), *self.q, k.data_ptr(), *self.k, v.data_ptr(), *self.v, o.data_ptr(), *self.o,
-            g, *self.g, *_NO_GRADS, *_NOTHING_ELSE,
+            g, *self.g, *abi.NO_TENSOR, *_NO_GRADS, *_NOTHING_ELSE,
         )  # fmt: skip
         self.library.run("forward", packed, None)
         return o
@@ -71,12 +71,12 @@ class Prepared:
             self.library.huge_pages(x)
         packed = abi.CALL.pack(
             *self.numbers, q.data_ptr(), *self.q, k.data_ptr(), *self.k, v.data_ptr(), *self.v, o.data_ptr(), *self.o,
-            g.data_ptr(), *self.g, *abi.tensor(do), *abi.NO_TENSOR, *abi.tensor(dq), *abi.tensor(dk), *abi.tensor(dv),
-            *_NOTHING_ELSE,
+            g.data_ptr(), *self.g, *abi.NO_TENSOR, *abi.tensor(do), *abi.NO_TENSOR, *abi.tensor(dq), *abi.tensor(dk), *abi.tensor(dv),
+            *abi.NO_TENSOR, *_NOTHING_ELSE,
         )  # fmt: skip
         self.library.run("backward", packed, None)
         return dq, dk, dv
 
 
-_NO_GRADS = abi.NO_TENSOR * 5
+_NO_GRADS = abi.NO_TENSOR * 6
 _NOTHING_ELSE = (0,) * 12  # mask, lengths, scales and states
