@@ -22,10 +22,19 @@ def standardize(x: Tensor, eps: float = EPS) -> Tensor:
 
     No statistic crosses tokens, so nothing leaks from the future. Half precision is standardized in fp32.
     """
-    dtype, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))
+    return standardize_with_rstd(x.to(torch.promote_types(x.dtype, torch.float32)), eps)[0].to(x.dtype)
+
+
+def standardize_with_rstd(x: Tensor, eps: float = EPS) -> tuple[Tensor, Tensor]:
+    """Standardized tokens of fp32 or fp64, and 1 / std of each, (..., 1)."""
+    root = 64 if x.dtype == torch.float32 else 512  # 2^root squared overflows
+    half_range = x.detach().amax(-1, keepdim=True) / 2 - x.detach().amin(-1, keepdim=True) / 2
+    shrink = torch.ones_like(half_range).masked_fill(half_range > 2.0 ** (root - 8), 2.0 ** (-root - 8))
+    x = x * shrink  # a power of two, so it is exact, and 1 for all but huge tokens
     x = x - x[..., :1]  # exact zeros for a constant token, whatever its magnitude
     x = x - x.mean(-1, keepdim=True)
-    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)).to(dtype)
+    rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps * shrink.square())
+    return x * rstd, rstd * shrink
 
 
 def similarity(s: Tensor, order: int) -> Tensor:

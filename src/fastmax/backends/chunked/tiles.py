@@ -15,7 +15,7 @@ from fastmax import dropout
 from fastmax.backends.chunked.parts import Work
 from fastmax.backends.chunked.schedule import Attend
 from fastmax.call import OutputGrads
-from fastmax.core import EPS, similarity, standardize
+from fastmax.core import similarity, standardize, standardize_with_rstd
 from fastmax.features import phi, phi_vjp
 
 FEATURE_BUDGET = 1 << 20
@@ -150,10 +150,7 @@ def load_output_grads(p: Work, a: int, b: int, o: Tensor, g: Tensor, grads: Outp
 
 def standardize_vjp(x: Tensor, d: Tensor) -> Tensor:
     """The gradient of x from that of standardize(x)."""
-    x = x - x[..., :1]
-    x = x - x.mean(-1, keepdim=True)
-    rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
-    x_hat = x * rstd
+    x_hat, rstd = standardize_with_rstd(x)
     return (d - d.mean(-1, keepdim=True) - x_hat * (d * x_hat).mean(-1, keepdim=True)) * rstd
 
 
