@@ -1,6 +1,7 @@
 """The native kernels against the oracle: any shape, stride, dtype, form, level and number of threads."""
 
 import ctypes
+import math
 import re
 import subprocess
 import sys
@@ -289,6 +290,77 @@ def test_strided_inputs_are_read_in_place() -> None:
     assert allocated <= o.nbytes + g.nbytes + 4096
     assert o.transpose(1, 2).is_contiguous()
     check(problem(q[:, :, :100], k[:, :, :100], v[:, :, :100]))
+
+
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        (torch.float32, 1e19),
+        (torch.float32, 8e37),
+        (torch.bfloat16, 1e38),
+        (torch.float64, 1e170),
+        (torch.float64, 4e307),
+    ],
+)
+def test_huge_tokens_are_standardized_too(dtype: torch.dtype, size: float, form: str, level: str) -> None:
+    """A power of two more or less in a token changes nothing but its gradient, up to the largest number there is."""
+    q, k, v = (randn(1, 2, 40, 19, dtype=dtype).clamp(-4, 4) for _ in range(3))
+    k[:, :, 3:5] = 1.0  # constant, one of them huge
+    large = torch.full((40, 1), 2.0**24, dtype=torch.float64)  # so that eps is nothing to it
+    huge = large.clone()
+    huge[::2] = 2.0 ** (round(math.log2(size)) - 2)
+    grads = output_grads(problem(q, k, v))
+    tolerance = 64 * torch.finfo(dtype).eps
+    for backend, how in ((native, {"form": form, "level": level}), (chunked, {})):
+        results = []
+        for by in (large, huge):
+            x = everything(backend, problem(q * by.to(dtype), k * by.to(dtype), v), grads, **how)
+            unit = by.index_fill(
+                0, torch.tensor([3, 4]), 1.0
+            )  # a constant token has its gradient from eps, at any size
+            results.append([*x[:3], x[3].double() * by, x[4].double() * unit, *x[5:]])
+        for a, b in zip(*results, strict=True):
+            bound = tolerance * max([1.0, *b.abs().flatten().tolist()])
+            torch.testing.assert_close(a, b, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("level", native.levels())
+def test_a_step_standardizes_huge_tokens_too(level: str) -> None:
+    q, v = randn(1, 2, 8, dtype=torch.float32), randn(1, 2, 8, dtype=torch.float32)
+    o = [
+        native.step(x, x, v, torch.ones(1, 2, feature_count(8, 2), 9), order=2, scale=1.0, level=level)
+        for x in (1e6 * q, 2.0**66 * 1e6 * q)
+    ]
+    torch.testing.assert_close(o[0], o[1])
+
+
+def test_tokens_that_are_not_finite_stay_so() -> None:
+    for bad in (torch.inf, torch.nan):
+        q = torch.randn(1, 1, 4, 8)
+        q[0, 0, 2, 3] = bad
+        o, _, _ = native.forward(problem(q, torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 8)))
+        assert o[0, 0, 2].isnan().all()
+        assert o[0, 0, :2].isfinite().all()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_fp32_sums_over_two_million_keys(is_causal: bool, workers: int) -> None:
+    """Adding one chunk after another to a state in fp32 loses 2e-6 of the sums here, and 2e-4 if keys are alike."""
+    torch.manual_seed(0)
+    n, dim = 2**21, 4
+    q, k, v = randn(1, 1, 1, dim), randn(1, 1, n, dim), torch.rand(1, 1, n, 3, dtype=torch.float64)
+    k[:, :, ::2] = k[:, :, :1]
+    k, v = k.float(), v.float()
+    q = q.float().expand(1, 1, n, dim) if is_causal else q.float()
+    with threads(workers):
+        o, _, state = native.forward(problem(q, k, v, is_causal=is_causal, return_state=True, scale=1.0))
+        wide = [x.double() for x in (q, k, v)]
+        exact, _, exact_state = native.forward(problem(*wide, is_causal=is_causal, return_state=True, scale=1.0))
+    assert (state.double() - exact_state).norm() <= 3e-7 * exact_state.norm()
+    assert (o[..., -64:, :].double() - exact[..., -64:, :]).norm() <= 1e-6 * exact[..., -64:, :].norm()
 
 
 @pytest.mark.parametrize("order", [1, 2])

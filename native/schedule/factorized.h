@@ -36,9 +36,9 @@ class FactorizedPass {
   }
 
  private:
-  // The chunks after which additions to a state are compensated: a sum of so many chunks is still good to 1e-6, and the
+  // The number of chunks above which additions to a state are compensated: so many are still good to 1e-6, and the
   // compensation doubles what is read and written of the state.
-  static constexpr int64_t LONG = 512;
+  static constexpr int64_t LONG = 1024;
   // Bytes of states that a thread keeps in its cache, next to all else.
   static constexpr int64_t BUNDLE_BYTES = 128 << 10;
 

@@ -120,19 +120,32 @@ void standardize_rows(const T* from, int64_t stride, T* x, int64_t pitch, int co
                                                n, eps, factor, rstd + r);
   });
 }
+// Above HUGE_STD the squares of a token come near to overflow, or have overflowed. Such a token is standardized again, from
+// numbers multiplied by a power of two that brings any finite one into range; eps is nothing to it.
+template <class T>
+constexpr T HUGE_STD = (T)(sizeof(T) == sizeof(float) ? 1e15 : 1e150);
+template <class T>
+constexpr T SHRINK = (T)(sizeof(T) == sizeof(float) ? 0x1p-100 : 0x1p-600);
+template <class T>
+__attribute__((noinline)) void standardize_huge(const void* from, int64_t type, int64_t offset, int n, T* x, T factor,
+                                                T* rstd) {
+  load_row(from, type, offset, n, x);
+  for (int i = 0; i < n; i++) x[i] *= SHRINK<T>;
+  standardize_rows((const T*)x, n, x, n, 1, n, (T)0, factor, rstd);
+  *rstd *= SHRINK<T>;
+}
 // Loads rows as load_rows, and standardizes them.
 template <class T>
 void load_standardized(const void* from, int64_t type, int64_t offset, int64_t stride, int count, int n, T* x, int64_t pitch,
                        T eps, T factor, T* rstd) {
-  if (type == type_of<T>()) return standardize_rows((const T*)from + offset, stride, x, pitch, count, n, eps, factor, rstd);
-  load_rows(from, type, offset, stride, count, n, x, pitch);
-  standardize_rows((const T*)x, pitch, x, pitch, count, n, eps, factor, rstd);
-}
-template <class T>
-T standardize(T* x, int n, T eps, T factor) {
-  T rstd;
-  standardize_rows((const T*)x, n, x, n, 1, n, eps, factor, &rstd);
-  return rstd;
+  if (type == type_of<T>()) {
+    standardize_rows((const T*)from + offset, stride, x, pitch, count, n, eps, factor, rstd);
+  } else {
+    load_rows(from, type, offset, stride, count, n, x, pitch);
+    standardize_rows((const T*)x, pitch, x, pitch, count, n, eps, factor, rstd);
+  }
+  for (int r = 0; r < count; r++)
+    if (!(rstd[r] >= 1 / HUGE_STD<T>)) standardize_huge(from, type, offset + r * stride, n, x + r * pitch, factor, rstd + r);
 }
 
 // In place: the gradients of raw tokens from those of the standardized ones, x.

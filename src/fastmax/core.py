@@ -22,16 +22,26 @@ def standardize(x: Tensor, eps: float = EPS) -> Tensor:
 
     No statistic crosses tokens, so nothing leaks from the future. Half precision is standardized in fp32.
     """
-    dtype, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))
-    x = x - x[..., :1]  # exact zeros for a constant token, whatever its magnitude
-    x = x - x.mean(-1, keepdim=True)
-    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)).to(dtype)
+    return normalize_with_scale(x.to(torch.promote_types(x.dtype, torch.float32)), eps)[0].to(x.dtype)
 
 
 def rms_normalize(x: Tensor, eps: float = EPS) -> Tensor:
     """Each token to root mean square 1, its mean left in place: unlike [5-6] this commutes with rotations of the channels."""
-    dtype, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))
-    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)).to(dtype)
+    return normalize_with_scale(x.to(torch.promote_types(x.dtype, torch.float32)), eps, centre=False)[0].to(x.dtype)
+
+
+def normalize_with_scale(x: Tensor, eps: float = EPS, *, centre: bool = True) -> tuple[Tensor, Tensor]:
+    """Tokens of fp32 or fp64, normalized, and what each was multiplied by, (..., 1)."""
+    root = 64 if x.dtype == torch.float32 else 512  # 2^root squared overflows
+    high, low = x.detach().amax(-1, keepdim=True), x.detach().amin(-1, keepdim=True)
+    size = high / 2 - low / 2 if centre else torch.maximum(high, -low) / 2
+    shrink = torch.ones_like(size).masked_fill(size > 2.0 ** (root - 8), 2.0 ** (-root - 8))
+    x = x * shrink  # a power of two, so it is exact, and 1 for all but huge tokens
+    if centre:
+        x = x - x[..., :1]  # exact zeros for a constant token, whatever its magnitude
+        x = x - x.mean(-1, keepdim=True)
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps * shrink.square())
+    return x * scale, scale * shrink
 
 
 def normalized(x: Tensor, how: str) -> Tensor:

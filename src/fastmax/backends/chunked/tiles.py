@@ -15,7 +15,7 @@ from fastmax import dropout
 from fastmax.backends.chunked.decay import Decay
 from fastmax.backends.chunked.parts import Work
 from fastmax.call import OutputGrads
-from fastmax.core import EPS, normalized, similarity
+from fastmax.core import normalize_with_scale, normalized, similarity
 from fastmax.features import phi, phi_vjp
 from fastmax.plan import Attend
 
@@ -157,12 +157,9 @@ def normalized_vjp(x: Tensor, d: Tensor, how: str) -> Tensor:
     """The gradient of x from that of normalized(x)."""
     if how == "none":
         return d
+    x_hat, scale = normalize_with_scale(x, centre=how == "standardize")
     if how == "standardize":
-        x = x - x[..., :1]
-        x = x - x.mean(-1, keepdim=True)
         d = d - d.mean(-1, keepdim=True)
-    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
-    x_hat = x * scale
     return (d - x_hat * (d * x_hat).mean(-1, keepdim=True)) * scale
 
 
