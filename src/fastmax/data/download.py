@@ -59,11 +59,11 @@ def _receive(remote: Remote, part: Path) -> None:
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
         resumed = have > 0 and answer.status == http.HTTPStatus.PARTIAL_CONTENT
         pieces = -(-remote.size // _PIECE)
-        with part.open("ab" if resumed else "wb") as file, Progress(pieces) as bar:
+        with part.open("ab" if resumed else "wb") as file, Progress(pieces, part.name.removesuffix(".part")) as bar:
             bar.done += have // _PIECE if resumed else 0
             left = remote.size - (have if resumed else 0)
             while left > 0:
-                bar.step(f"MB of {part.name.removesuffix('.part')}")
+                bar.step("MB")
                 piece = answer.read(min(_PIECE, left))
                 if not piece:
                     break

@@ -2,7 +2,7 @@
 
 from math import cos, pi, sqrt
 
-from fastmax.lra.presets import TrainPreset
+from fastmax.lra.config import TrainPreset
 
 DIV, FINAL_DIV = 25.0, 1e4
 """OneCycle starts at lr / DIV and ends at lr / DIV / FINAL_DIV, as in PyTorch."""

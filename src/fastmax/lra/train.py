@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from torch.nn.functional import cross_entropy
 
 from fastmax._atomic_file import remove_partial, write_whole
 from fastmax._progress import Progress
-from fastmax.lra import checkpoint
-from fastmax.lra.batches import share, take, training_rows
+from fastmax._settings import check, setting
+from fastmax.lra import checkpoint, tasks
+from fastmax.lra.batches import check_share, share, take, training_rows
 from fastmax.lra.checkpoint import Position
-from fastmax.lra.evaluate import evaluate, load_split
+from fastmax.lra.evaluate import batches, evaluate, load_split
 from fastmax.lra.metrics import Metrics
 from fastmax.lra.run import RunConfig
+from fastmax.lra.run_folder import exclusive
 from fastmax.lra.schedule import learning_rate
 from fastmax.lra.tasks import Split
 
@@ -30,8 +33,11 @@ LATEST, BEST, RESULT = "checkpoint.safetensors", "best.safetensors", "result.jso
 class Pace:
     """How often to write what, in steps. It does not change the numbers of a run."""
 
-    log_every: int = 10
-    checkpoint_every: int = 200
+    log_every: int = setting("steps between lines of the log", default=10, at_least=1)
+    checkpoint_every: int = setting("steps between checkpoints", default=200, at_least=1)
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def make_accelerator(precision: str) -> Any:
@@ -57,16 +63,52 @@ def train(
     pace: Pace | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Train, test the best checkpoint, write and return the result. `resume` continues if there is something to continue."""
+    """Train, test the best checkpoint, write and return the result. `resume` continues if there is something to continue.
+
+    A run that is refused, for its settings, its data or because another one holds the folder, writes nothing.
+    """
     pace = Pace() if pace is None else pace
     accelerator = make_accelerator(config.precision)
-    found = _found(config, out, resume)
-    if found is not None and (out / RESULT).exists():
-        result: dict[str, Any] = json.loads((out / RESULT).read_text())
-        return result
-    out.mkdir(parents=True, exist_ok=True)
-    with accelerator.main_process_first():  # the others then find the cached arrays
-        splits = {name: load_split(config, name, data) for name in ("train", "val")}
+    check_share(config.train.batch, accelerator.num_processes)
+    with _held(accelerator, out):
+        found = _found(config, out, resume)
+        if found is not None and (out / RESULT).exists():
+            result: dict[str, Any] = json.loads((out / RESULT).read_text())
+            return result
+        with accelerator.main_process_first():  # the others then find the cached arrays
+            splits = {name: load_split(config, name, data) for name in tasks.SPLITS}
+        for name in ("val", "test"):
+            batches(splits[name], config)
+        return _run(accelerator, config, splits, found, out, pace, say)
+
+
+@contextmanager
+def _held(accelerator: Any, out: Path) -> Iterator[None]:
+    """The folder, for the first process; if it cannot be had, every process is told why."""
+    from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
+
+    with ExitStack() as stack:
+        refusal = [""]
+        if accelerator.is_main_process:
+            try:
+                stack.enter_context(exclusive(out))
+            except (ValueError, OSError) as error:
+                refusal = [str(error)]
+        broadcast_object_list(refusal)
+        if refusal[0]:
+            raise ValueError(refusal[0])
+        yield
+
+
+def _run(
+    accelerator: Any,
+    config: RunConfig,
+    splits: dict[str, Split],
+    found: checkpoint.Checkpoint | None,
+    out: Path,
+    pace: Pace,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
     torch.manual_seed(config.seed)
     model = config.make_model()
     model, optimizer = accelerator.prepare(model, make_optimizer(model, config))
@@ -80,7 +122,7 @@ def train(
             position = _loop(accelerator, model, optimizer, splits, config, position, out, pace, metrics, say)
     else:
         position = _loop(accelerator, model, optimizer, splits, config, position, out, pace, None, say)
-    return _finish(accelerator, model, config, position, data, out, say)
+    return _finish(accelerator, model, config, position, splits["test"], out, say)
 
 
 def _found(config: RunConfig, out: Path, resume: bool) -> checkpoint.Checkpoint | None:
@@ -117,7 +159,7 @@ def _loop(
     steps = config.train.steps
     first, started = position.step, time.monotonic()
     model.train()
-    with Progress(steps - first) as bar:
+    with Progress(steps - first, "training") as bar:
         for step in range(first, steps):
             loss, right = _step(accelerator, model, optimizer, splits["train"], config, step)
             done = step + 1
@@ -130,9 +172,8 @@ def _loop(
                 if metrics is not None:
                     values = {"loss": both[0], "accuracy": both[1], "lr": learning_rate(config.train, step)}
                     metrics.log(done, "train", values | {"steps_per_second": speed})
-                    bar.done = done - first - 1
-                    bar.step(f"step {done:,}, loss {both[0]:.4f}, accuracy {both[1]:.3f}, {speed:.2f} steps/s")
-            evaluated = last or done % config.eval_every == 0
+                    bar.show(done - first, f"loss {both[0]:.4f}, accuracy {both[1]:.3f}, {speed:.2f} steps/s")
+            evaluated = last or done % config.evaluation_steps == 0
             position = replace(position, step=done)
             if evaluated:
                 position = _develop(accelerator, model, splits["val"], config, position, out, metrics, say)
@@ -181,7 +222,7 @@ def _develop(
     say: Callable[[str], None],
 ) -> Position:
     """Score the dev set; keep the weights if they are the best since the share of steps that the preset waits for."""
-    number = position.step // config.eval_every
+    number = position.step // config.evaluation_steps
     score = evaluate(accelerator, model, split, config, evaluation=number)
     if metrics is not None:
         metrics.log(position.step, "dev", {"loss": score.loss, "accuracy": score.accuracy})
@@ -200,13 +241,13 @@ def _finish(
     model: nn.Module,
     config: RunConfig,
     position: Position,
-    data: Path,
+    split: Split,
     out: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     accelerator.wait_for_everyone()
     checkpoint.restore(checkpoint.load(out / BEST), model, None)
-    score = evaluate(accelerator, model, load_split(config, "test", data), config)
+    score = evaluate(accelerator, model, split, config)
     result = {
         "config": json.loads(config.to_json()),
         "test": score._asdict(),

@@ -7,12 +7,42 @@ import numpy as np
 
 from fastmax.data import files
 from fastmax.data.blocks import Block, Source, batches
+from fastmax.data.registry import BY_HAND, DataSet
+from fastmax.lra import harnesses
 from fastmax.lra.generators import listops as listops_trees
 from fastmax.lra.generators.listops import CLOSE, FIRST_OPERATOR, OPERATORS
-from fastmax.lra.tasks.interface import Task
+from fastmax.lra.tasks.interface import PaperColumn, Task
 
 TASK = Task("listops", length=2000, vocabulary=32, classes=10, pair=False, pads=True)
 SIZES = {"train": 96_000, "val": 2_000, "test": 2_000}
+
+_SKYFORMER = harnesses.skyformer(lr=1e-4, warmup=1000, batch=32, vocabulary=32)
+PRESETS = {
+    "skyformer": _SKYFORMER,
+    "nystrom": harnesses.nystrom(_SKYFORMER, steps=5_000),
+    "google": harnesses.google(
+        harnesses.google_bytes(4, 512, 8, 1024), harnesses.google_rsqrt(warmup=1000, steps=5_000)
+    ),
+}
+PAPER = PaperColumn(
+    accuracy={
+        "vanilla": 38.37,
+        "informer": 36.95,
+        "reformer": 37.00,
+        "linear": 16.13,
+        "performer": 37.80,
+        "fastmax2": 37.40,
+        "fastmax1": 37.20,
+    },
+    steps_per_second={"vanilla": 6.4, "fastmax2": 11.6, "fastmax1": 47.4},
+)
+DATA = DataSet(
+    "listops",
+    "nested lists of digits",
+    (("listops-1000",),),
+    generated=True,
+    hint=f"ListOps is generated on first use: nothing to fetch. {BY_HAND}",
+)
 
 _WRONG = 255
 _TABLE = bytes(
