@@ -235,6 +235,16 @@ def test_shares_and_the_rule() -> None:
     assert kernel_report.rule([]) == "Rule: no cell has both forms."
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["bench", "dropout", "--out", str(tmp_path)]) == 2
+    assert "argument --out:" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert cli.main(["bench", "dropout", "--out", str(tmp_path / "file" / "d.json")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_bench_dropout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.setattr(dropout, "SHAPE", (1, 1, 32, 4))
     assert cli.main(["bench", "dropout", "--quick", "--out", str(tmp_path / "d.json")]) == 0

@@ -71,4 +71,7 @@ def _rich_bar(stream: TextIO) -> Any:
 
     columns = BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
     # Drawn when told, not by a thread of its own, which would disturb what is being measured.
-    return Progress(*columns, console=Console(file=stream), transient=True, auto_refresh=False)
+    # What is printed meanwhile goes above the bar, unless it goes to a file.
+    redirected = sys.stdout.isatty()
+    console = Console(file=stream)
+    return Progress(*columns, console=console, transient=True, auto_refresh=False, redirect_stdout=redirected)

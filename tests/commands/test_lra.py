@@ -8,7 +8,7 @@ import pytest
 
 from fastmax.bench import lra as bench
 from fastmax.bench import training_memory
-from fastmax.lra import paper, sweep, tasks, train
+from fastmax.lra import paper, tasks, train
 from fastmax.report import lra as report
 from tests.lra import made_up
 
@@ -134,7 +134,7 @@ def test_a_sweep_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capsy
 
     monkeypatch.setattr(train, "_step", counted)
     assert made_up.main(grid) == 130
-    assert len(sweep.results(Path("grid"))) == 2
+    assert len(list(Path("grid").glob(f"*/{train.RESULT}"))) == 2
     assert "run it again" in capsys.readouterr().err
     calls.extend(["none"] * 100)
     before = len(calls)
@@ -143,7 +143,7 @@ def test_a_sweep_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capsy
     printed = capsys.readouterr().out
     assert "| fastmax1 |" in printed
     assert paper.WARNING in printed
-    assert len(sweep.results(Path("grid"))) == 4
+    assert len(list(Path("grid").glob(f"*/{train.RESULT}"))) == 4
 
 
 def test_a_summary_shows_mean_spread_and_the_papers() -> None:
@@ -197,6 +197,6 @@ def test_one_line_of_training_now_and_then_without_a_terminal(
     assert made_up.main(["train", "--task", "text", *SHORT]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(",")[0] for line in lines] == ["training"] * 4
-    assert "training, 2/4, loss " in lines[1]
+    assert "training, 2/4, step 2, loss " in lines[1]
     assert "steps/s" in lines[1]
     assert "s left" in lines[1]

@@ -1,12 +1,14 @@
 """`fastmax bench` and `fastmax demo`: a module of `bench` measures, that of the same name in `report` draws."""
 
 import argparse
+import os
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 from fastmax._settings import add_arguments, given, setting
 from fastmax.bench.kernel import Selection
-from fastmax.commands.parser import Parser, subcommands
+from fastmax.commands.parser import ArgumentValueError, Parser, subcommands
 from fastmax.commands.shared import Threads, set_threads
 from fastmax.report.terminal import show
 
@@ -38,9 +40,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
 
 def _bench(options: argparse.Namespace) -> None:
     set_threads(options)
+    if options.out is not None:
+        _check_writable(Path(options.out))
     parts = {"only": Selection(**given(Selection, options))} if options.action == "kernel" else {}
     measured = import_module(f"fastmax.bench.{options.action}").run(options.out, options.quick, **parts)
     show(import_module(f"fastmax.report.{options.action}").summary(measured))
+
+
+def _check_writable(path: Path) -> None:
+    """Before anything is measured: minutes of work would be lost."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ArgumentValueError(f"argument --out: {path} cannot be written")
 
 
 def demo(_: argparse.Namespace) -> None:

@@ -1,12 +1,11 @@
 """A grid of tasks, attentions and seeds, one folder each: stop it at any point, start it again, and it goes on."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastmax.lra.run import RunConfig
-from fastmax.lra.train import RESULT, Pace, train
+from fastmax.lra.train import Pace, train
 
 
 def folder(out: Path, config: RunConfig) -> Path:
@@ -27,8 +26,3 @@ def sweep(
         say(f"[{number}/{len(configs)}] {config.task}, {config.attention}, seed {config.seed}")
         results.append(train(config, data=data, out=folder(out, config), resume=True, pace=pace, say=say))
     return results
-
-
-def results(out: Path) -> list[dict[str, Any]]:
-    """Of all runs of a sweep that are finished."""
-    return [json.loads(path.read_text()) for path in sorted(out.glob(f"*/{RESULT}"))]

@@ -172,7 +172,9 @@ def _loop(
                 if metrics is not None:
                     values = {"loss": both[0], "accuracy": both[1], "lr": learning_rate(config.train, step)}
                     metrics.log(done, "train", values | {"steps_per_second": speed})
-                    bar.show(done - first, f"loss {both[0]:.4f}, accuracy {both[1]:.3f}, {speed:.2f} steps/s")
+                    bar.show(
+                        done - first, f"step {done:,}, loss {both[0]:.4f}, accuracy {both[1]:.3f}, {speed:.2f} steps/s"
+                    )
             evaluated = last or done % config.evaluation_steps == 0
             position = replace(position, step=done)
             if evaluated:

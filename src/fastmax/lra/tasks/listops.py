@@ -1,6 +1,6 @@
 """ListOps: the value of a nested expression of minima, maxima, medians and sums of digits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -70,32 +70,6 @@ def tokenize(expression: bytes) -> bytes:
     if _WRONG in tokens or words != len(tokens):
         raise ValueError(f"expected digits, [MIN, [MAX, [MED, [SM, ] and parentheses, got {expression[:60]!r}")
     return tokens
-
-
-def evaluate(tokens: Sequence[int]) -> int:
-    """The value of an expression, with a stack: written apart from the generator, which works from the leaves up."""
-    stack: list[tuple[int, list[int]]] = [(0, [])]
-    for token in tokens:
-        if token < FIRST_OPERATOR:
-            stack[-1][1].append(token - 1)
-        elif token < CLOSE:
-            stack.append((token, []))
-        else:
-            operator, arguments = stack.pop()
-            if not stack or not arguments:
-                raise ValueError("a bracket closes nothing, or an operator without arguments")
-            stack[-1][1].append(_apply(OPERATORS[operator - FIRST_OPERATOR], sorted(arguments)))
-    if len(stack) != 1 or len(stack[0][1]) != 1:
-        raise ValueError("expected one expression, all brackets closed")
-    return stack[0][1][0]
-
-
-def _apply(operator: str, ordered: list[int]) -> int:
-    if operator == "SM":
-        return sum(ordered) % 10
-    if operator == "MED":
-        return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
-    return ordered[0 if operator == "MIN" else -1]
 
 
 def _generated(seed: int, split: str, length: int) -> Iterator[Block]:
