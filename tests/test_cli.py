@@ -379,6 +379,16 @@ def test_tables_in_a_terminal(rich: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert (text in stream.getvalue()) == (not rich)
 
 
+def test_a_reader_may_leave_early() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fastmax", "data", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (128 + signal.SIGPIPE, "")
+
+
 @pytest.mark.parametrize("module", ["fastmax", "fastmax.cli"])
 def test_the_module_runs_as_a_command(module: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "info"], capture_output=True, text=True, check=False)

@@ -1,6 +1,7 @@
 """The `fastmax` command: puts the commands together, and turns what they raise into one line and an exit code."""
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -44,7 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         with _terminated_in_order():
-            return options.run(options) or 0
+            code = options.run(options) or 0
+            sys.stdout.flush()
+            return int(code)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (ValueError, OSError) as error:
         print(f"{_prog(options)}: {one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, ArgumentValueError) else 1

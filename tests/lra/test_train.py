@@ -161,7 +161,9 @@ def test_two_processes_train_as_one(tmp_path: Path, attention: str, killed: bool
     assert "loss" not in said[1], "one process speaks"
     for kind in ("train", "dev"):
         alone, together = (torch.tensor(losses(folder, kind)) for folder in (tmp_path / "one", two))
-        torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+        # two roundings of a gradient per step; one and a half in all were seen
+        rtol = 2 * 30 * torch.finfo(torch.float32).eps
+        torch.testing.assert_close(together, alone, rtol=rtol, atol=0)
     results = [json.loads((folder / RESULT).read_text()) for folder in (tmp_path / "one", two)]
     assert results[0]["test"]["examples"] == results[1]["test"]["examples"] == made_up.EXAMPLES["test"]
 
@@ -223,12 +225,12 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 
 
 def test_a_batch_must_divide_among_processes() -> None:
-    from fastmax.lra.batches import share, training_rows
+    from fastmax.lra.batches import shard, training_rows
 
     rows = training_rows(100, 9, 0, 0)
-    assert [len(share(rows, r, 3)) for r in range(3)] == [3, 3, 3]
+    assert [len(shard(rows, r, 3)) for r in range(3)] == [3, 3, 3]
     with pytest.raises(ValueError, match="multiple of the number of processes, got 9 and 2"):
-        share(rows, 0, 2)
+        shard(rows, 0, 2)
 
 
 def test_a_learned_scale_does_not_decay() -> None:

@@ -26,7 +26,7 @@ def fetch(remote: Remote, data: Path) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    _room(path.parent, remote.size - _size(part))
+    _check_free_space(path.parent, remote.size - _size(part))
     if _size(part) < remote.size:
         try:
             _receive(remote, part)
@@ -35,11 +35,13 @@ def fetch(remote: Remote, data: Path) -> Path:
                 part.unlink()  # the server's file is shorter than this part of another one
             raise OSError(f"{remote.url}: the server answered {error.code} {error.reason}") from error
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            raise OSError(f"{remote.url}: interrupted ({error}); {_again(part, remote)}") from error
+            raise OSError(f"{remote.url}: interrupted ({error}); {_resume_hint(part, remote)}") from error
         except OSError as error:
-            raise OSError(error.errno, f"{error.strerror} while writing {part}; {_again(part, remote)}") from error
+            raise OSError(
+                error.errno, f"{error.strerror} while writing {part}; {_resume_hint(part, remote)}"
+            ) from error
     if _size(part) < remote.size:
-        raise OSError(f"{remote.url}: the connection ended early; {_again(part, remote)}")
+        raise OSError(f"{remote.url}: the connection ended early; {_resume_hint(part, remote)}")
     digest = _sha256(part)
     if digest != remote.sha256:
         part.unlink()
@@ -73,13 +75,13 @@ def _receive(remote: Remote, part: Path) -> None:
             os.fsync(file.fileno())
 
 
-def _room(folder: Path, needed: int) -> None:
+def _check_free_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(errno.ENOSPC, f"{folder} has {free / 1e6:,.0f} MB free, but {needed / 1e6:,.0f} MB are to come")
 
 
-def _again(part: Path, remote: Remote) -> str:
+def _resume_hint(part: Path, remote: Remote) -> str:
     return f"{_size(part):,} of {remote.size:,} bytes are kept, run the same again to go on"
 
 

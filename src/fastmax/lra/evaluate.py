@@ -63,8 +63,8 @@ def evaluate(
                 logits = model(b.tokens, b.lengths).float()
             if len(part):
                 loss = cross_entropy(logits, b.labels, reduction="sum").double()
-                right = (logits.argmax(-1) == b.labels).sum().double()
-                sums += torch.stack((loss, right, torch.tensor(len(part)).to(right))).cpu()
+                correct = (logits.argmax(-1) == b.labels).sum().double()
+                sums += torch.stack((loss, correct, torch.tensor(len(part)).to(correct))).cpu()
     model.train(training)
     # fp32 would round counts beyond 2^24, and some devices have no fp64
     total = accelerator.reduce(sums.to(accelerator.device), "sum").tolist() if world > 1 else sums.tolist()

@@ -17,7 +17,7 @@ from fastmax._atomic_file import remove_partial, write_whole
 from fastmax._progress import Progress
 from fastmax._settings import check, setting
 from fastmax.lra import checkpoint, tasks
-from fastmax.lra.batches import check_share, share, take, training_rows
+from fastmax.lra.batches import check_shards, shard, take, training_rows
 from fastmax.lra.checkpoint import Position
 from fastmax.lra.evaluate import batches, evaluate, load_split
 from fastmax.lra.metrics import Metrics
@@ -69,7 +69,7 @@ def train(
     """
     pace = Pace() if pace is None else pace
     accelerator = make_accelerator(config.precision)
-    check_share(config.train.batch, accelerator.num_processes)
+    check_shards(config.train.batch, accelerator.num_processes)
     with _held(accelerator, out):
         found = _found(config, out, resume)
         if found is not None and (out / RESULT).exists():
@@ -161,11 +161,11 @@ def _loop(
     model.train()
     with Progress(steps - first, "training") as bar:
         for step in range(first, steps):
-            loss, right = _step(accelerator, model, optimizer, splits["train"], config, step)
+            loss, accuracy = _step(accelerator, model, optimizer, splits["train"], config, step)
             done = step + 1
             last = done == steps
             if last or done % pace.log_every == 0:
-                both = accelerator.reduce(torch.stack((loss, right)), "mean").tolist()
+                both = accelerator.reduce(torch.stack((loss, accuracy)), "mean").tolist()
                 if not np.isfinite(both[0]):
                     raise ValueError(f"the loss is {both[0]} at step {done}: try a smaller --lr")
                 speed = (done - first) / (time.monotonic() - started)
@@ -178,7 +178,7 @@ def _loop(
             evaluated = last or done % config.evaluation_steps == 0
             position = replace(position, step=done)
             if evaluated:
-                position = _develop(accelerator, model, splits["val"], config, position, out, metrics, say)
+                position = _evaluate_dev(accelerator, model, splits["val"], config, position, out, metrics, say)
             if evaluated or done % pace.checkpoint_every == 0:
                 held = checkpoint.collect(config, position, model, optimizer.optimizer)
                 if accelerator.is_main_process:
@@ -192,7 +192,7 @@ def _step(
     """One update. Returns the loss and the accuracy of this process's part of the batch."""
     rank, world = accelerator.process_index, accelerator.num_processes
     rows = training_rows(len(split.labels), config.train.batch, config.seed, step)
-    batch = take(split, share(rows, rank, world), trim=not config.quirks.full_length_mean).to(accelerator.device)
+    batch = take(split, shard(rows, rank, world), trim=not config.quirks.full_length_mean).to(accelerator.device)
     torch.manual_seed(step_seed(config.seed, step, rank))
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config.train, step)
@@ -213,7 +213,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int(words[0]) << 31 ^ int(words[1])
 
 
-def _develop(
+def _evaluate_dev(
     accelerator: Any,
     model: nn.Module,
     split: Split,
