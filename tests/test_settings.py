@@ -7,9 +7,8 @@ import pytest
 
 from fastmax import cli
 from fastmax._settings import add_arguments, check, given, rules, setting
-from fastmax.lra.config import ModelPreset, TrainPreset
+from fastmax.lra.config import ModelPreset, Pace, TrainPreset
 from fastmax.lra.run import RunConfig
-from fastmax.lra.train import Pace
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ EVERY = 30.0
 class Progress:
     """`with Progress(total) as bar: bar.step("what comes now")`."""
 
-    def __init__(self, total: int, title: str = "", stream: TextIO | None = None, every: float = EVERY) -> None:
+    def __init__(self, total: int, title: str = "", stream: TextIO | None = None) -> None:
         self.total = total
         self.title = title
         self.stream = sys.stderr if stream is None else stream
-        self.every = every
         self.done = -1
         self.start = self.said = time.monotonic()
         self._stack = ExitStack()
@@ -50,7 +49,7 @@ class Progress:
             self._bar.refresh()
         elif self.stream.isatty():
             self._write(f"\r\x1b[K{self._line(now, label)}"[:110])
-        elif now - self.said >= self.every:
+        elif now - self.said >= EVERY:
             self.said = now
             self._write(f"{self._line(now, label)}\n")
 

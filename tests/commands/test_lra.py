@@ -193,7 +193,7 @@ def test_memory_of_a_step() -> None:
 def test_one_line_of_training_now_and_then_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fastmax._progress.Progress.__init__.__defaults__", ("", None, 0.0))
+    monkeypatch.setattr("fastmax._progress.EVERY", 0.0)
     assert made_up.main(["train", "--task", "text", *SHORT]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(",")[0] for line in lines] == ["training"] * 4

@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 
 from fastmax.lra import checkpoint, metrics, run_folder
 from fastmax.lra.batches import take
+from fastmax.lra.config import Pace
 from fastmax.lra.quirks import Quirks
 from fastmax.lra.run import RunConfig, configure
-from fastmax.lra.train import BEST, LATEST, RESULT, Pace, make_optimizer, step_seed, train
+from fastmax.lra.train import BEST, LATEST, RESULT, make_optimizer, step_seed, train
 from tests.lra import made_up
 
 pytest.importorskip("accelerate")

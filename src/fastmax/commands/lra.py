@@ -11,10 +11,9 @@ from fastmax.baselines import SEVEN
 from fastmax.commands.parser import ArgumentValueError, Parser, subcommands
 from fastmax.commands.shared import DataFolder, Threads, data_folder, set_threads
 from fastmax.lra import tasks
-from fastmax.lra.config import ModelPreset, TrainPreset
+from fastmax.lra.config import ModelPreset, Pace, TrainPreset
 from fastmax.lra.quirks import Quirks, flags
 from fastmax.lra.run import RunConfig, configure
-from fastmax.lra.train import BEST, Pace, is_main_process, make_accelerator, train
 
 EXTRA = {"accelerate": "accelerate", "safetensors": "safetensors", "tensorboard": "tensorboard", "PIL": "pillow"}
 """What `fastmax lra` needs beside torch and numpy: modules, and the packages that have them."""
@@ -68,6 +67,7 @@ def _add_run(parser: Parser, many: dict[str, Any] | None = None) -> None:
 
 def _train(options: argparse.Namespace) -> None:
     from fastmax.lra.sweep import folder
+    from fastmax.lra.train import is_main_process, train
 
     config = _config(options, options.task, options.attention, options.seed)
     _check_extra()
@@ -81,6 +81,7 @@ def _train(options: argparse.Namespace) -> None:
 
 def _sweep(options: argparse.Namespace) -> None:
     from fastmax.lra.sweep import sweep
+    from fastmax.lra.train import is_main_process
     from fastmax.report import lra as report
     from fastmax.report.terminal import show
 
@@ -102,6 +103,7 @@ def _sweep(options: argparse.Namespace) -> None:
 def _eval(options: argparse.Namespace) -> None:
     from fastmax.lra import checkpoint
     from fastmax.lra.evaluate import evaluate, load_split
+    from fastmax.lra.train import BEST, make_accelerator
 
     _check_extra()
     path = options.checkpoint / BEST if options.checkpoint.is_dir() else options.checkpoint

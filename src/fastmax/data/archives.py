@@ -16,6 +16,9 @@ from fastmax.data.drafts import draft
 MAX_BYTES = 64 * 10**9
 """What an archive may unpack to, unless told: the release of the Long Range Arena takes about half of it."""
 
+MAX_MEMBER_BYTES = 10**9
+"""What is read into memory at once, at most."""
+
 
 def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the files that are wanted, in the order of the archive or of the names."""
@@ -29,6 +32,8 @@ def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, by
         for member in archive:
             name = member.name.removeprefix("./")
             if member.isfile() and wanted(name):
+                if member.size > MAX_MEMBER_BYTES:
+                    raise ValueError(f"{path}: {name} has {member.size:,} bytes, more than any file of the data sets")
                 body = archive.extractfile(member)
                 assert body is not None
                 yield name, body.read()

@@ -1,4 +1,4 @@
-"""The settings of a model and of its training, and a preset of both: frozen dataclasses that check themselves."""
+"""The settings of a model, of its training and of the log, and presets: frozen dataclasses that check themselves."""
 
 from dataclasses import dataclass
 
@@ -54,3 +54,14 @@ class Preset:
     model: ModelPreset
     train: TrainPreset
     length: int | None = None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often to write what, in steps. It does not change the numbers of a run."""
+
+    log_every: int = setting("steps between lines of the log", default=10, at_least=1)
+    checkpoint_every: int = setting("steps between checkpoints", default=200, at_least=1)
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastmax.lra.config import Pace
 from fastmax.lra.run import RunConfig
-from fastmax.lra.train import Pace, train
+from fastmax.lra.train import train
 
 
 def folder(out: Path, config: RunConfig) -> Path:

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 
 from fastmax._atomic_file import remove_partial, write_whole
 from fastmax._progress import Progress
-from fastmax._settings import check, setting
 from fastmax.lra import checkpoint, tasks
 from fastmax.lra.batches import check_shards, shard, take, training_rows
 from fastmax.lra.checkpoint import Position
+from fastmax.lra.config import Pace
 from fastmax.lra.evaluate import batches, evaluate, load_split
 from fastmax.lra.metrics import Metrics
 from fastmax.lra.run import RunConfig
@@ -27,17 +27,6 @@ from fastmax.lra.schedule import learning_rate
 from fastmax.lra.tasks import Split
 
 LATEST, BEST, RESULT = "checkpoint.safetensors", "best.safetensors", "result.json"
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How often to write what, in steps. It does not change the numbers of a run."""
-
-    log_every: int = setting("steps between lines of the log", default=10, at_least=1)
-    checkpoint_every: int = setting("steps between checkpoints", default=200, at_least=1)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def make_accelerator(precision: str) -> Any:
