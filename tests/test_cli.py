@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from fastmax import __version__, cli
+from fastmax import __version__, _cells, cli
 from fastmax._progress import Progress
 from fastmax.backends import NAMES, native
 from fastmax.bench import core, decode, demo, dropout, kernel, long, measure, memory
 from fastmax.report import kernel as kernel_report
 from fastmax.report.table import milliseconds, table, times
+from fastmax.report.terminal import show
 
 needs_kernel = pytest.mark.skipif(not native.levels(), reason=f"the native backend is {native.describe()}")
 
@@ -35,13 +37,58 @@ def test_version_and_info(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["bench"], ["bench", "nothing"], ["bench", "core", "--threads", "0"], ["fly"]]
+    ("arguments", "message"),
+    [
+        ([], "fastmax: the following arguments are required: {demo,info,bench,lra,data}"),
+        (["fly"], "fastmax: argument {demo,info,bench,lra,data}: invalid choice: 'fly'"),
+        (["info", "--fast"], "fastmax: unrecognized arguments: --fast"),
+        (["info", "two\nlines"], "fastmax: unrecognized arguments: two lines"),
+        (["bench"], "fastmax bench: the following arguments are required: {core,kernel,"),
+        (["bench", "nothing"], "fastmax bench: argument {core,kernel,decode,dropout,long,lra}: invalid choice"),
+        (["bench", "core", "--threads", "0"], "fastmax bench core: argument --threads: must be at least 1 and at most"),
+        (["bench", "kernel", "--tokens", "0"], "fastmax bench kernel: argument --tokens: must be at least 1"),
+        (["bench", "kernel", "--tokens", "x"], "fastmax bench kernel: argument --tokens: must be a whole number"),
+        (["bench", "kernel", "--dtype", "fp8"], "fastmax bench kernel: argument --dtype: must be one of float32"),
+        (
+            ["bench", "kernel", "--order", "3"],
+            "fastmax bench kernel: argument --order: must be at least 1 and at most 2",
+        ),
+        (["lra", "train"], "fastmax lra train: the following arguments are required: --task"),
+        (["lra", "sweep", "--seeds", "1", "-1"], "fastmax lra sweep: argument --seeds: must be at least 0"),
+        (["data", "get", "imagenet"], "fastmax data get: argument NAME: invalid choice: 'imagenet'"),
+    ],
 )
-def test_a_wrong_command_says_what_there_is(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_argument_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
     assert stop.value.code == 2
-    assert "usage: fastmax" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert printed.startswith(message), printed
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "printed"),
+    [
+        (ValueError("wrong\nin two lines"), 1, "fastmax demo: wrong in two lines\n"),
+        (FileNotFoundError("gone"), 1, "fastmax demo: gone\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_what_goes_wrong_later(
+    error: BaseException,
+    code: int,
+    printed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(demo, "run", fail)
+    assert cli.main(["demo"]) == code
+    assert capsys.readouterr().err == printed
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "as it was"
 
 
 def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,9 +96,11 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert cli.main(["demo"]) == 0
     printed = capsys.readouterr().out
     rows = [line.split("|") for line in printed.splitlines() if line.startswith("| ")]
-    errors = [float(cell) for row in rows if row[1].strip() in ("1", "2", "3", "4") for cell in row[3:6]]
-    assert len(errors) == 24
-    assert max(errors) < 1e-5
+    errors = [[float(cell) for cell in row[3:6]] for row in rows if row[1].strip() in ("1", "2", "3", "4")]
+    assert len(errors) == 8
+    for single, dense, double in errors:  # the budget of `assert_within_budget`, as far as two digits tell
+        assert single <= 2.1 * dense + 16 * torch.finfo(torch.float32).eps
+        assert double <= 16_000 * torch.finfo(torch.float64).eps
     assert "| 32 " in printed
 
 
@@ -81,15 +130,15 @@ def test_a_failed_measurement_of_memory_tells_why() -> None:
 @needs_kernel
 def test_bench_kernel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     cells = [
-        kernel.Cell(64, 16, order, is_causal, backward, dtype, heads=2)
+        _cells.Cell(64, 16, order, is_causal, backward, dtype, heads=2)
         for order in (1, 2)
         for is_causal in (False, True)
         for backward in (False, True)
         for dtype in ("float32", "bfloat16")
     ]
-    monkeypatch.setattr(kernel, "quick_grid", lambda: cells)
-    monkeypatch.setattr(kernel, "SGEMM", 32)
-    monkeypatch.setattr(kernel, "COPY", 1024)
+    monkeypatch.setattr(kernel, "quick_grid", lambda _: cells)
+    monkeypatch.setattr(_cells, "SGEMM", 32)
+    monkeypatch.setattr(_cells, "COPY", 1024)
     monkeypatch.setattr(kernel, "THREADS_TOKENS", 32)
     threads = torch.get_num_threads()
     out = tmp_path / "kernel.json"
@@ -100,18 +149,55 @@ def test_bench_kernel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     contestants = {"sgemm", "sdpa", "chunked", "dense", "factorized", "native"}
     for cell in measured["cells"]:
         assert set(cell["seconds"]) - {"copy"} == contestants | ({"float32"} if cell["dtype"] == "bfloat16" else set())
+        ours, sgemm = cell["seconds"]["native"], cell["seconds"]["sgemm"]
+        assert ours["best"] == min(ours["rounds"])
+        assert ours["paired"] > 0
+        assert sgemm["paired"] is None
+        assert len(sgemm["rounds"]) > 2 * len(ours["rounds"]), "it is measured before and after each"
     printed = capsys.readouterr().out
     assert "### forward + backward, order 2, bfloat16" in printed
     assert "Rule: the form picked takes at worst" in printed
     assert f"Threads: {threads} are " in printed
-    assert cli.main(["bench", "kernel", "--quick", "--head-dim", "16", "--order", "1", "--out", str(out)]) == 0
-    assert {cell["order"] for cell in json.loads(out.read_text())["cells"]} == {1}
-    assert cli.main(["bench", "kernel", "--quick", "--head-dim", "32", "--out", str(out)]) == 0
-    assert json.loads(out.read_text())["cells"] == []
+
+
+@needs_kernel
+def test_bench_kernel_measures_any_length(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"SGEMM": 32, "COPY": 1024}.items():
+        monkeypatch.setattr(_cells, name, value)
+    monkeypatch.setattr(kernel, "THREADS_TOKENS", 32)
+    out = tmp_path / "kernel.json"
+    arguments = ["--tokens", "77", "--head-dim", "24", "--order", "2", "--dtype", "float32"]
+    assert cli.main(["bench", "kernel", "--quick", *arguments, "--out", str(out)]) == 0
+    cells = json.loads(out.read_text())["cells"]
+    assert [(cell["tokens"], cell["head_dim"], cell["is_causal"]) for cell in cells] == [
+        (77, 24, False),
+        (77, 24, True),
+    ]
+
+
+@pytest.mark.parametrize("grid", [kernel.quick_grid, kernel.full_grid])
+@pytest.mark.parametrize(
+    "part", [{"tokens": (77,)}, {"head_dim": (48,)}, {"order": 1}, {"dtype": "bfloat16"}, {"tokens": (9,), "order": 1}]
+)
+def test_no_part_of_a_grid_is_empty(grid: Any, part: dict[str, Any]) -> None:
+    cells = list(grid(kernel.Selection(**part)))
+    assert cells
+    for name, value in part.items():
+        assert {getattr(cell, name) for cell in cells} == {*(value if isinstance(value, tuple) else [value])}
+
+
+def test_the_quick_grid() -> None:
+    """As it was measured so far: the corners in fp32, and four cells in bfloat16."""
+    cells = list(kernel.quick_grid(kernel.Selection()))
+    narrow = {(c.tokens, c.head_dim, c.order, c.backward, c.heads) for c in cells if c.dtype == "bfloat16"}
+    assert narrow == {(1024, 64, 2, False, 8), (8192, 64, 2, False, 2)}
+    wide = [cell for cell in cells if cell.dtype == "float32"]
+    assert len(wide) == 3 * 2 * 2 * 2 + 2 * 2 * 2
+    assert all(cell.order == 2 and cell.tokens > 128 for cell in wide if cell.backward)
 
 
 def test_the_full_grid_is_the_documented_one() -> None:
-    cells = list(kernel.full_grid())
+    cells = list(kernel.full_grid(kernel.Selection()))
     assert {cell.tokens for cell in cells} == {1 << n for n in range(7, 18)}
     assert {cell.head_dim for cell in cells} == {32, 64, 128}
     assert {(cell.order, cell.is_causal, cell.backward, cell.dtype) for cell in cells} == {
@@ -122,7 +208,7 @@ def test_the_full_grid_is_the_documented_one() -> None:
         for dtype in ("float32", "bfloat16")
     }
     assert all(cell.heads == 8 for cell in cells if cell.tokens <= 16384)
-    assert len(list(kernel.quick_grid())) < len(cells)
+    assert len(list(kernel.quick_grid(kernel.Selection()))) < len(cells)
 
 
 def test_shares_and_the_rule() -> None:
@@ -137,13 +223,26 @@ def test_shares_and_the_rule() -> None:
         "heads": 1,
     }
     flops = 4 * 64 * 2 * 2
-    seconds = {"sgemm": 2 * kernel.SGEMM**3 / flops, "copy": 1e9, "native": 2.0, "dense": 1.0, "factorized": 4.0}
+    seconds = {"sgemm": _cells.sgemm_flops() / flops, "copy": 1e9, "native": 2.0, "dense": 1.0, "factorized": 4.0}
     measured: dict[str, Any] = cell | {"seconds": {name: {"best": t, "median": t} for name, t in seconds.items()}}
     assert kernel_report.share_of_sgemm(measured) == pytest.approx(0.5)
-    assert kernel_report.share_of_roofline(measured) == pytest.approx(4 * 64 * 4 / (8 * kernel.COPY / 1e9) / 2)
+    assert kernel_report.paired_share_of_sgemm(measured) is None, "files of older measurements have none"
+    measured["seconds"]["native"]["paired"] = 2.5 * flops / _cells.sgemm_flops()
+    assert kernel_report.paired_share_of_sgemm(measured) == pytest.approx(0.4)
+    assert kernel_report.share_of_roofline(measured) == pytest.approx(4 * 64 * 4 / (8 * _cells.COPY / 1e9) / 2)
     assert "4.00x as long" in kernel_report.rule([measured])
     assert "IS BROKEN" in kernel_report.rule([measured])
     assert kernel_report.rule([]) == "Rule: no cell has both forms."
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["bench", "dropout", "--out", str(tmp_path)]) == 2
+    assert "argument --out:" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert cli.main(["bench", "dropout", "--out", str(tmp_path / "file" / "d.json")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_bench_dropout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -202,6 +301,30 @@ def test_a_slow_contestant_sits_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (timings["fast"].best, timings["slow"].best) == (0.5, 3.0)
 
 
+def test_a_yardstick_is_measured_before_and_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that slows down all the time: ratios of neighbours are right, those of bests are not."""
+    clock, pace = [0.0], [1.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    turns: list[str] = []
+
+    def contestant(name: str, work: float) -> Callable[[], None]:
+        def call() -> None:
+            turns.append(name)
+            clock[0] += work * pace[0]
+            pace[0] += 0.1
+
+        return call
+
+    contestants = {"sgemm": contestant("sgemm", 1.0), "a": contestant("a", 2.0), "b": contestant("b", 0.5)}
+    timings = measure.interleave(contestants, rounds=3, least_seconds=0.0, yardstick="sgemm")
+    assert turns[-15:] == ["sgemm", "a", "sgemm", "b", "sgemm"] * 3
+    assert timings["a"].paired == pytest.approx(2.0)
+    assert timings["b"].paired == pytest.approx(0.5)
+    assert timings["sgemm"].paired is None
+    assert timings["b"].best / timings["sgemm"].best > 0.55
+    assert len(timings["a"].rounds) == 3
+
+
 def test_tables_line_up() -> None:
     assert table(["N", "time"], [["1", "10 ms"], ["1,000", "2 ms"]]).splitlines() == [
         "| N     |  time |",
@@ -218,15 +341,56 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_is_seen_in_a_terminal_only() -> None:
-    for stream in (Terminal(), io.StringIO()):
-        with Progress(2, stream) as bar:
-            bar.step("first")
-            bar.step("second")
-        assert ("1/2" in stream.getvalue() and "second" in stream.getvalue()) == stream.isatty()
+@pytest.mark.parametrize("rich", [True, False])
+def test_a_terminal_has_a_bar(rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not rich:
+        monkeypatch.setattr("fastmax._progress.find_spec", lambda _: None)
+    stream = Terminal()
+    with Progress(2, "work", stream) as bar:
+        bar.step("first")
+        bar.step("second")
+    assert "1/2" in stream.getvalue()
+    assert "work" in stream.getvalue()
+    assert "second" in stream.getvalue()
 
 
-def test_the_module_runs_as_a_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "fastmax.cli", "info"], capture_output=True, text=True, check=False)
+def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    with Progress(20, "work", stream) as bar:
+        for number in range(20):
+            bar.step(f"part {number}")
+            clock[0] += 10.0
+    assert stream.getvalue().splitlines() == [
+        f"work, {done}/20, part {done}, {200 - 10 * done} s left" for done in (3, 6, 9, 12, 15, 18)
+    ]
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_tables_in_a_terminal(rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not rich:
+        monkeypatch.setattr("fastmax.report.terminal.find_spec", lambda _: None)
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    text = f"Title\n\n{table(['N', 'time'], [['1', '10 ms']])}"
+    show(text)
+    assert "10 ms" in stream.getvalue()
+    assert (text in stream.getvalue()) == (not rich)
+
+
+def test_a_reader_may_leave_early() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fastmax", "data", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("module", ["fastmax", "fastmax.cli"])
+def test_the_module_runs_as_a_command(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "info"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "backend chunked" in done.stdout

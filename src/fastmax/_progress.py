@@ -1,38 +1,76 @@
-"""A progress bar on standard error: what is done, what is under way, how long is left."""
+"""How far a piece of work is, on standard error: a bar in a terminal, else a line now and then."""
 
 import sys
 import time
+from contextlib import ExitStack
+from importlib.util import find_spec
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
+
+EVERY = 30.0
+"""Seconds between lines where there is no terminal."""
 
 
 class Progress:
-    """`with Progress(total) as bar: bar.step("what comes now")`. Silent unless the stream is a terminal."""
+    """`with Progress(total) as bar: bar.step("what comes now")`."""
 
-    def __init__(self, total: int, stream: TextIO | None = None) -> None:
+    def __init__(self, total: int, title: str = "", stream: TextIO | None = None) -> None:
         self.total = total
+        self.title = title
         self.stream = sys.stderr if stream is None else stream
         self.done = -1
-        self.start = time.monotonic()
+        self.start = self.said = time.monotonic()
+        self._stack = ExitStack()
+        self._bar: Any = None
 
     def __enter__(self) -> "Progress":
+        if self.stream.isatty() and find_spec("rich") is not None:
+            self._bar = self._stack.enter_context(_rich_bar(self.stream))
+            self._bar.add_task(self.title, total=self.total)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._write("")
+        self._stack.close()
+        if self._bar is None and self.stream.isatty():
+            self._write("\r\x1b[K")
 
     def step(self, label: str) -> None:
         """Call before each of the `total` pieces of work."""
-        self.done += 1
-        share = min(self.done / max(self.total, 1), 1.0)
-        passed = time.monotonic() - self.start
-        left = f"{passed / share * (1 - share):4.0f} s left" if share else ""
-        bar = "#" * round(24 * share)
-        self._write(f"[{bar:24}] {self.done}/{self.total} {left} {label}"[:110])
+        self.show(self.done + 1, label)
 
-    def _write(self, line: str) -> None:
-        if self.stream.isatty():
-            self.stream.write(f"\r\x1b[K{line}")
-            self.stream.flush()
+    def show(self, done: int, label: str) -> None:
+        """So many pieces are done."""
+        self.done = done
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, description=f"{self.title} {label}".strip())
+            self._bar.refresh()
+        elif self.stream.isatty():
+            self._write(f"\r\x1b[K{self._line(now, label)}"[:110])
+        elif now - self.said >= EVERY:
+            self.said = now
+            self._write(f"{self._line(now, label)}\n")
+
+    def _line(self, now: float, label: str) -> str:
+        share = min(self.done / max(self.total, 1), 1.0)
+        left = f"{(now - self.start) / share * (1 - share):,.0f} s left" if share > 0 else ""
+        parts = (self.title, f"{self.done:,}/{self.total:,}", label, left)
+        return ", ".join(part for part in parts if part)
+
+    def _write(self, text: str) -> None:
+        self.stream.write(text)
+        self.stream.flush()
+
+
+def _rich_bar(stream: TextIO) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+    # Drawn when told, not by a thread of its own, which would disturb what is being measured.
+    # What is printed meanwhile goes above the bar, unless it goes to a file.
+    redirected = sys.stdout.isatty()
+    console = Console(file=stream)
+    return Progress(*columns, console=console, transient=True, auto_refresh=False, redirect_stdout=redirected)

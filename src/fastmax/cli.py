@@ -1,49 +1,29 @@
-"""The `fastmax` command: a parser that imports a command's module only when it is asked for."""
+"""The `fastmax` command: puts the commands together, and turns what they raise into one line and an exit code."""
 
 import argparse
+import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
 
 import fastmax
-from fastmax.data import command as data
-from fastmax.lra import command as lra
-
-BENCHES = {
-    "core": "growth of time and memory, and the paper's literal form",
-    "kernel": "the native kernel against sgemm, softmax attention and plain PyTorch",
-    "decode": "time per token with a state, against softmax attention over a cache",
-    "dropout": "what each dropout mode costs",
-    "long": "one head over a million tokens: time, memory, precision",
-    "lra": "training steps per second and memory of every attention of the Long Range Arena",
-}
+from fastmax.commands import bench, data, lra
+from fastmax.commands.parser import ArgumentValueError, Parser, one_line, subcommands
 
 
-def _threads(text: str) -> int:
-    threads = int(text)
-    if threads < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {threads}")
-    return threads
-
-
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="fastmax", description=fastmax.__doc__)
+def parser() -> Parser:
+    """Every command sets `run`, a function of the options, and may set `stopped`, what Ctrl-C is answered with."""
+    top = Parser(prog="fastmax", description=fastmax.__doc__)
     top.add_argument("--version", action="version", version=f"fastmax {fastmax.__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("demo", help="show on this machine that the result is exact and the time linear")
-    commands.add_parser("info", help="show version, machine and which backends are there, or why not")
-    bench = commands.add_parser("bench", help="measure on this machine")
-    benches = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
-    for name, text in BENCHES.items():
-        one = benches.add_parser(name, help=text)
-        one.add_argument("--out", metavar="FILE", help="write the measurements as JSON")
-        one.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
-        one.add_argument("--threads", type=_threads, metavar="N", help="threads that torch may use")
-        if name == "kernel":
-            one.add_argument("--tokens", type=int, nargs="+", metavar="N", help="only these lengths of the grid")
-            one.add_argument("--dtype", choices=("float32", "bfloat16"), help="only this dtype")
-            one.add_argument("--order", type=int, choices=(1, 2), help="only this order")
-            one.add_argument("--head-dim", type=int, nargs="+", metavar="D", help="only these head dimensions")
+    commands = subcommands(top, "command", ["demo", "info", "bench", "lra", "data"])
+    demo = commands.add_parser("demo", help="show on this machine that the result is exact and the time linear")
+    demo.set_defaults(run=bench.demo)
+    about = commands.add_parser("info", help="show version, machine and which backends are there, or why not")
+    about.set_defaults(run=lambda _: print(info()))
+    bench.add_parser(commands)
     lra.add_parser(commands)
     data.add_parser(commands)
     return top
@@ -60,40 +40,45 @@ def info() -> str:
     return "\n".join(f"{name:16} {value}" for name, value in lines.items())
 
 
-def _demo(_: argparse.Namespace) -> int:
-    import_module("fastmax.bench.demo").run()
-    return 0
-
-
-def _info(_: argparse.Namespace) -> int:
-    print(info())
-    return 0
-
-
-def _bench(options: argparse.Namespace) -> int:
-    import torch
-
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    names = ("tokens", "dtype", "order", "head_dim") if options.bench == "kernel" else ()
-    more = {name: getattr(options, name) for name in names}
-    import_module(f"fastmax.bench.{options.bench}").run(options.out, options.quick, **more)
-    return 0
-
-
-COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "demo": _demo,
-    "info": _info,
-    "bench": _bench,
-    "lra": lra.run,
-    "data": data.run,
-}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit code."""
+    """Runs a command; returns the exit code. What the user can put right is a line, anything else a traceback."""
     options = parser().parse_args(arguments)
-    return COMMANDS[options.command](options)
+    try:
+        with _terminated_in_order():
+            code = options.run(options) or 0
+            sys.stdout.flush()
+            return int(code)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except (ValueError, OSError) as error:
+        print(f"{_prog(options)}: {one_line(error)}", file=sys.stderr)
+        return 2 if isinstance(error, ArgumentValueError) else 1
+    except KeyboardInterrupt:
+        if "stopped" in options:
+            print(f"\n{_prog(options)}: {options.stopped}", file=sys.stderr)
+        return 130
+
+
+def _prog(options: argparse.Namespace) -> str:
+    return " ".join(["fastmax", options.command, *([options.action] if "action" in options else [])])
+
+
+@contextmanager
+def _terminated_in_order() -> Iterator[None]:
+    """SIGTERM unwinds the stack, so that half-made files and locks are cleaned up."""
+
+    def leave(*_: object) -> NoReturn:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from fastmax.commands.data import data_sets
 from fastmax.data import download
-from fastmax.data.registry import Remote, data_sets
+from fastmax.data.registry import Remote
 from tests.lra.samples import largest_file
 
 BODY = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8).tobytes()

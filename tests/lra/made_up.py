@@ -3,13 +3,13 @@
 Run as a module it is the `fastmax lra` command on this data, for tests that need processes.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from fastmax.lra import command, tasks
+from fastmax import cli
+from fastmax.lra import tasks
 from fastmax.lra.tasks import Split, Task
 
 LENGTH = 48
@@ -56,9 +56,7 @@ def install() -> None:
 
 def main(arguments: list[str]) -> int:
     install()
-    parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers(dest="command", required=True))
-    return command.run(parser.parse_args(["lra", *arguments]))
+    return cli.main(["lra", *arguments])
 
 
 if __name__ == "__main__":

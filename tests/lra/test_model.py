@@ -11,8 +11,10 @@ from torch.nn.functional import cross_entropy
 
 from fastmax.baselines import NAMES, SEVEN
 from fastmax.lra.batches import take
+from fastmax.lra.config import ModelPreset
 from fastmax.lra.model import Classifier, attention_options, classifier, mean_pool, sinusoidal
-from fastmax.lra.presets import PRESETS, ModelPreset, preset
+from fastmax.lra.presets import NAMES as PRESETS
+from fastmax.lra.presets import preset
 from fastmax.lra.quirks import Quirks, flags
 from fastmax.lra.tasks import Task
 from tests.lra import made_up

@@ -1,5 +1,7 @@
 """Pathfinder: the geometry of the contours, what is drawn, the labels, and the official files."""
 
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,8 @@ import pytest
 from fastmax.lra import tasks
 from fastmax.lra.generators import pathfinder_images, pathfinder_scenes
 from fastmax.lra.generators.pathfinder_scenes import CONTOUR, DASH, MARGIN, WINDOW, Dashes
-from tests.lra.samples import png, write
+from fastmax.lra.tasks import pathfinder
+from tests.lra.samples import chunk, png, write
 
 Scenes = tuple[Dashes, Dashes]
 
@@ -144,10 +147,10 @@ def test_bad_official_files_are_named(tmp_path: Path) -> None:
     base = tmp_path / "lra_release/lra_release/pathfinder32/curv_contour_length_14"
     good = (base / "imgs/0/sample_1.png").read_bytes()
     write(base / "imgs/0/sample_1.png", b"")
-    with pytest.raises(ValueError, match=r"imgs/0/sample_1.png: expected a PNG image, got b''"):
+    with pytest.raises(ValueError, match=r"imgs/0/sample_1.png is no whole PNG image"):
         tasks.load("pathfinder", "train", tmp_path)
     write(base / "imgs/0/sample_1.png", png(np.zeros((32, 31), np.uint8), "0"))
-    with pytest.raises(ValueError, match=r"sample_1.png: expected 32 x 32 pixels, got 31 x 32"):
+    with pytest.raises(ValueError, match=r"sample_1.png: expected 32 x 32 pixels in 8-bit grey, got 31 x 32 in mode L"):
         tasks.load("pathfinder", "train", tmp_path)
     (base / "imgs/0/sample_1.png").unlink()
     with pytest.raises(FileNotFoundError, match=r"sample_1.png"):
@@ -161,3 +164,36 @@ def test_bad_official_files_are_named(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(FileNotFoundError, match="metadata"):
         tasks.load("pathfinder", "train", tmp_path)
+
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (32, 32), np.uint8)
+
+
+@pytest.mark.parametrize("filters", ["0", "1", "2", "3", "4", "41302"])
+def test_images_of_every_filter(filters: str, tmp_path: Path) -> None:
+    assert np.array_equal(pathfinder._image(write(tmp_path / "a.png", png(IMAGE, filters))), IMAGE)
+
+
+def test_damaged_images_are_refused(tmp_path: Path) -> None:
+    """Cut at any byte, or with any bit of a sample of bytes turned: Pillow's decoder alone would take many of them."""
+    good = png(IMAGE, "4")
+    damaged = [good[:end] for end in range(0, len(good) - 12, 7)]
+    damaged += [good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(0, len(good) - 12, 5)]
+    for body in damaged:
+        with pytest.raises(ValueError, match=r"a\.png"):
+            pathfinder._image(write(tmp_path / "a.png", body))
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (struct.pack(">IIBBBBB", 32, 32, 8, 2, 0, 0, 0), "got 32 x 32 in mode RGB"),
+        (struct.pack(">IIBBBBB", 32, 32, 16, 0, 0, 0, 0), "got 32 x 32 in mode I;16"),
+        (struct.pack(">IIBBBBB", 100_000, 100_000, 8, 0, 0, 0, 0), "a.png"),
+    ],
+)
+def test_other_images_are_refused(header: bytes, message: str, tmp_path: Path) -> None:
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(99))), (b"IEND", b"")]
+    body = b"\x89PNG\r\n\x1a\n" + b"".join(map(chunk, parts))
+    with pytest.raises(ValueError, match=message):
+        pathfinder._image(write(tmp_path / "a.png", body))

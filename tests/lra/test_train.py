@@ -10,13 +10,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from fastmax.lra import checkpoint, metrics
+from fastmax.lra import checkpoint, metrics, run_folder
+from fastmax.lra.batches import take
+from fastmax.lra.config import Pace
+from fastmax.lra.quirks import Quirks
 from fastmax.lra.run import RunConfig, configure
-from fastmax.lra.train import BEST, LATEST, RESULT, Pace, make_optimizer, step_seed, train
+from fastmax.lra.train import BEST, LATEST, RESULT, make_optimizer, step_seed, train
 from tests.lra import made_up
 
 pytest.importorskip("accelerate")
@@ -158,7 +162,9 @@ def test_two_processes_train_as_one(tmp_path: Path, attention: str, killed: bool
     assert "loss" not in said[1], "one process speaks"
     for kind in ("train", "dev"):
         alone, together = (torch.tensor(losses(folder, kind)) for folder in (tmp_path / "one", two))
-        torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+        # two roundings of a gradient per step; one and a half in all were seen
+        rtol = 2 * 30 * torch.finfo(torch.float32).eps
+        torch.testing.assert_close(together, alone, rtol=rtol, atol=0)
     results = [json.loads((folder / RESULT).read_text()) for folder in (tmp_path / "one", two)]
     assert results[0]["test"]["examples"] == results[1]["test"]["examples"] == made_up.EXAMPLES["test"]
 
@@ -220,16 +226,16 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 
 
 def test_a_batch_must_divide_among_processes() -> None:
-    from fastmax.lra.batches import share, training_rows
+    from fastmax.lra.batches import shard, training_rows
 
     rows = training_rows(100, 9, 0, 0)
-    assert [len(share(rows, r, 3)) for r in range(3)] == [3, 3, 3]
+    assert [len(shard(rows, r, 3)) for r in range(3)] == [3, 3, 3]
     with pytest.raises(ValueError, match="multiple of the number of processes, got 9 and 2"):
-        share(rows, 0, 2)
+        shard(rows, 0, 2)
 
 
 def test_a_learned_scale_does_not_decay() -> None:
-    config = small(preset_name="google", scale="learned")
+    config = small(preset="google", scale="learned")
     groups = make_optimizer(config.make_model(), config).param_groups
     assert [(group["weight_decay"], len(group["params"])) for group in groups][1] == (0.0, config.model.layers)
     assert groups[0]["weight_decay"] == 0.1
@@ -240,14 +246,77 @@ def test_random_numbers_differ_by_seed_step_and_rank() -> None:
     assert len(seeds) == 600
 
 
-@pytest.mark.parametrize("flag", ["moving_dev", "drop_last", "zero_is_padding", "full_length_mean"])
-def test_historical_runs(tmp_path: Path, flag: str) -> None:
-    from fastmax.lra.quirks import Quirks
-
-    config = small(task="image", quirks=Quirks(**{flag: True}), eval_examples=10)
-    result = run(config, tmp_path)
-    assert result["test"]["examples"] == (8 if flag == "drop_last" else 10)
+@pytest.mark.parametrize("flag", ["moving_dev", "drop_last"])
+def test_historical_evaluation(tmp_path: Path, flag: str) -> None:
+    """Other examples are scored; what is learned is the same, bit for bit, as no step looks at an evaluation."""
+    result = run(small(task="image", quirks=Quirks(**{flag: True}), eval_examples=10), tmp_path / "old")
     run(small(task="image", eval_examples=10), tmp_path / "correct")
-    changed = losses(tmp_path, "dev") != losses(tmp_path / "correct", "dev")
-    # no made-up pixel is black and no image is padded, so two of them change nothing here
-    assert changed == (flag in ("moving_dev", "drop_last"))
+    assert result["test"]["examples"] == (8 if flag == "drop_last" else 10)
+    assert losses(tmp_path / "old") == losses(tmp_path / "correct")
+    assert losses(tmp_path / "old", "dev") != losses(tmp_path / "correct", "dev")
+
+
+@pytest.mark.parametrize("flag", ["zero_is_padding", "full_length_mean"])
+def test_historical_masks(tmp_path: Path, flag: str) -> None:
+    """No made-up pixel is black and no image is padded, so these two change no logit here.
+
+    In fp64 and by one pass: a mask that hides nothing may send a library down another path, of other roundings, and
+    training multiplies those.
+    """
+    config = small(task="image", quirks=Quirks(**{flag: True}), eval_examples=10)
+    assert run(config, tmp_path)["test"]["examples"] == 10
+    batch = take(made_up.load("image", "val", Path()), np.arange(10), trim=False)
+    correct = small(task="image").make_model().double().eval()
+    historical = config.make_model().double().eval()
+    historical.load_state_dict(correct.state_dict())
+    torch.testing.assert_close(historical(batch.tokens, batch.lengths), correct(batch.tokens, batch.lengths))
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
+    """While one holds it; and a kill -9 of the holder frees it."""
+    arguments = ["train", "--task", "text", "--out", str(tmp_path / "run"), "--data", str(tmp_path), *OPTIONS]
+    first = command(*arguments, "--steps", "100000", "--eval-every", "100000")
+    while first.poll() is None and _lines(tmp_path / "run") < 3:
+        time.sleep(0.002)
+    for more in ([], ["--resume"]):
+        second = command(*arguments, *more)
+        _, err = second.communicate(timeout=60)
+        assert second.returncode == 1
+        assert err.count("\n") == 1
+        assert f"run is in use by another run (process {first.pid}): wait for its end, or give another --out" in err
+    assert first.poll() is None, "the first goes on"
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    with pytest.raises(ValueError, match="is there already: --resume continues"):
+        run(small(), tmp_path / "run")
+
+
+def test_a_terminated_run_ends_in_order(tmp_path: Path) -> None:
+    process = command("train", "--task", "text", "--out", str(tmp_path / "run"), "--data", str(tmp_path), *OPTIONS)
+    while process.poll() is None and _lines(tmp_path / "run") < 3:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in err
+    assert not (tmp_path / "run" / run_folder.LOCK).exists()
+
+
+def test_an_interrupted_run_is_quiet(tmp_path: Path) -> None:
+    process = command("train", "--task", "text", "--out", str(tmp_path / "run"), "--data", str(tmp_path), *OPTIONS)
+    while process.poll() is None and _lines(tmp_path / "run") < 3:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip() == "fastmax lra train: stopped; run it again with --resume to go on"
+
+
+def test_runs_that_cannot_be_leave_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing to evaluate: 5 examples fill no batch of 8"):
+        run(small(quirks=Quirks(drop_last=True), eval_examples=5), tmp_path / "deep" / "run")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="log_every must be at least 1, got 0"):
+        Pace(log_every=0)
+    with pytest.raises(ValueError, match="checkpoint_every must be at least 1, got -5"):
+        Pace(checkpoint_every=-5)

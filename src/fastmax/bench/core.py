@@ -10,15 +10,14 @@ from fastmax._progress import Progress
 from fastmax.backends import NAMES
 from fastmax.bench.measure import interleave, seconds, write
 from fastmax.bench.memory import peak
-from fastmax.report.table import milliseconds, table, times
 
 MEMORY_TOKENS = [1 << n for n in range(14, 19)]
 TIME_TOKENS = [1 << n for n in range(13, 17)]
 LITERAL = {"tokens": 4096, "head_dim": 32, "heads": 1}
 
 
-def run(out: str | None, quick: bool) -> None:
-    """Measure, print the tables, write the JSON."""
+def run(out: str | None, quick: bool) -> dict[str, Any]:
+    """Measure, write the JSON."""
     memory_tokens = MEMORY_TOKENS[:3] if quick else MEMORY_TOKENS
     time_tokens = TIME_TOKENS[:3] if quick else TIME_TOKENS
     measured: dict[str, Any] = {"memory": [], "time": [], "literal": []}
@@ -40,8 +39,8 @@ def run(out: str | None, quick: bool) -> None:
                 measured["time"] += _time(backend, time_tokens, is_causal, rounds=2 if quick else 6)
             bar.step(f"the literal form, {_mask(is_causal)}")
             measured["literal"].append(_literal(is_causal, rounds=5))
-    print(summary(measured))
     write(out, measured)
+    return measured
 
 
 def _time(backend: str, lengths: list[int], is_causal: bool, rounds: int) -> list[dict[str, Any]]:
@@ -86,41 +85,3 @@ def _literal(is_causal: bool, rounds: int) -> dict[str, Any]:
 
 def _mask(is_causal: bool) -> str:
     return "causal" if is_causal else "unmasked"
-
-
-def summary(measured: dict[str, Any]) -> str:
-    """The three tables."""
-    memory: list[list[str]] = []
-    before: dict[str, int] = {}
-    for m in measured["memory"]:
-        used = m["peak"] - m["before"]
-        growth = used / before[m["backend"]] if before.get(m["backend"]) else None
-        before[m["backend"]] = used
-        memory.append(
-            [m["backend"], f"{m['tokens']:,}", f"{used / 2**20:,.0f} MiB", f"{used / m['tensors']:.2f}", times(growth)]
-        )
-    time: list[list[str]] = []
-    last: dict[tuple[str, bool, str], float] = {}
-    for m in measured["time"]:
-        row = [f"{m['backend']}, {_mask(m['is_causal'])}", f"{m['tokens']:,}"]
-        for name, t in m["seconds"].items():
-            key = (m["backend"], m["is_causal"], name)
-            row += [milliseconds(t["best"]), times(t["best"] / last[key] if key in last else None)]
-            last[key] = t["best"]
-        time.append(row)
-    literal = []
-    for m in measured["literal"]:
-        base = m["seconds"]["core.py"]["best"]
-        for name, t in m["seconds"].items():
-            literal.append([_mask(m["is_causal"]), name, milliseconds(t["best"]), times(base / t["best"])])
-    return "\n\n".join(
-        [
-            "Peak memory of forward + backward above that of the idle process, its tensors (q, k, v, o, do, dq, dk, dv) "
-            "included: one head, D = 64, order 2, causal, fp32",
-            table(["backend", "N", "peak", "in tensors", "per doubling"], memory),
-            "Time: one head, D = 64, order 2, fp32",
-            table(["", "N", "forward", "per doubling", "with backward", "per doubling"], time),
-            "Against the paper's literal form (core.py): N = 4,096, D = 32, order 2, forward",
-            table(["", "form", "time", "speed-up"], literal),
-        ]
-    )

@@ -8,7 +8,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fastmax._progress import Progress
 from fastmax.bench.measure import interleave, seconds, write
-from fastmax.report.table import milliseconds, table, times
 from fastmax.state import FastmaxState
 
 BATCH, HEADS, HEAD_DIM = 1, 8, 64
@@ -17,7 +16,7 @@ PREFILL = 1 << 12
 """The state of a longer context is made by adding that of so many tokens to itself."""
 
 
-def run(out: str | None, quick: bool) -> None:
+def run(out: str | None, quick: bool) -> dict[str, Any]:
     """One step at every context, all of them in turns."""
     contexts = CONTEXTS[:3] if quick else CONTEXTS
     measured: dict[str, Any] = {"batch": BATCH, "heads": HEADS, "head_dim": HEAD_DIM, "order": 2, "cells": []}
@@ -31,8 +30,8 @@ def run(out: str | None, quick: bool) -> None:
     for context in contexts:
         own = {name: t for (at, name), t in timings.items() if at == context}
         measured["cells"].append({"context": context, "seconds": seconds(own)})
-    print(summary(measured))
     write(out, measured)
+    return measured
 
 
 def _contestants(context: int) -> dict[str, Callable[[], object]]:
@@ -51,24 +50,3 @@ def _contestants(context: int) -> dict[str, Callable[[], object]]:
         scaled_dot_product_attention(q, keys, values)
 
     return {"fastmax": lambda: state.step(q, new_k, new_v), "softmax": softmax, "copy": lambda: target.copy_(source)}
-
-
-def summary(measured: dict[str, Any]) -> str:
-    """The table, and how flat the time per token is."""
-    rows, steps = [], []
-    for cell in measured["cells"]:
-        s = {name: t["best"] for name, t in cell["seconds"].items()}
-        steps.append(s["fastmax"])
-        rows.append(
-            [
-                f"{cell['context']:,}",
-                milliseconds(s["fastmax"]),
-                milliseconds(s["softmax"]),
-                times(s["softmax"] / s["fastmax"]),
-                f"{s['copy'] / s['fastmax']:.2f}",
-            ]
-        )
-    header = ["context", "fastmax", "softmax, cache", "speed-up", "of copy bandwidth"]
-    flat = f"Slowest over fastest context: {max(steps) / min(steps):.2f}"
-    title = f"A decoding step, {HEADS} heads of {HEAD_DIM}, order 2, fp32; best of the rounds"
-    return "\n\n".join([title, table(header, rows), flat])

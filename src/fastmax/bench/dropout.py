@@ -9,12 +9,11 @@ from fastmax import fastmax_attention
 from fastmax._progress import Progress
 from fastmax.bench.measure import interleave, seconds, write
 from fastmax.dropout import MODES
-from fastmax.report.table import milliseconds, table, times
 
 SHAPE = (1, 8, 4096, 32)
 
 
-def run(out: str | None, quick: bool) -> None:
+def run(out: str | None, quick: bool) -> dict[str, Any]:
     """Forward + backward, order 2, rate 0.1, on the chunked backend."""
     measured: dict[str, Any] = {"shape": SHAPE, "order": 2, "rate": 0.1, "cells": []}
     with Progress(2) as bar:
@@ -25,14 +24,8 @@ def run(out: str | None, quick: bool) -> None:
             }
             timings = interleave(contestants, rounds=2 if quick else 5)
             measured["cells"].append({"is_causal": is_causal, "seconds": seconds(timings)})
-    rows = []
-    for cell in measured["cells"]:
-        best = {name: t["best"] for name, t in cell["seconds"].items()}
-        for name, t in best.items():
-            rows.append(["causal" if cell["is_causal"] else "unmasked", name, milliseconds(t), times(t / best["none"])])
-    print("Dropout 0.1, forward + backward, order 2, N = 4,096, 8 heads of 32, fp32, chunked backend\n")
-    print(table(["", "mode", "time", "of none"], rows))
     write(out, measured)
+    return measured
 
 
 def _call(is_causal: bool, rate: float, mode: str) -> Callable[[], object]:

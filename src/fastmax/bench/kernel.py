@@ -1,28 +1,22 @@
 """`fastmax bench kernel`: the native kernel against sgemm, softmax attention and plain PyTorch, over a grid of shapes."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from fastmax import fastmax_attention
+from fastmax import _cells, fastmax_attention
+from fastmax._cells import Cell, sgemm_flops
 from fastmax._progress import Progress
+from fastmax._settings import setting
 from fastmax.backends import native
 from fastmax.bench.measure import Timing, interleave, seconds, write
 from fastmax.call import Call, Options, OutputGrads
 from fastmax.core import default_scale
-from fastmax.features import feature_count
-from fastmax.plan import Plan, kernel_chunk
-from fastmax.report import kernel as report
-
-SGEMM = 1024
-"""Side of the square matrices whose product sets the pace."""
-
-COPY = 1 << 24
-"""Elements of the fp32 array whose copy sets the pace of what is bound by memory."""
+from fastmax.plan import Plan
 
 THREADS_TOKENS = 16384
 """The length at which one thread is compared with all."""
@@ -31,81 +25,56 @@ LONGEST = 10.0
 """A call that would take longer, in seconds, by the flops of its form at the pace of sgemm is left out."""
 
 
+FULL_TOKENS = tuple(1 << n for n in range(7, 18))
+QUICK_TOKENS = (128, 1024, 8192)
+
+
 @dataclass(frozen=True)
-class Cell:
-    """One point of the grid."""
+class Selection:
+    """A part of the grid; lengths and head dimensions may be any, also beside the grid."""
 
-    tokens: int
-    head_dim: int
-    order: int
-    is_causal: bool
-    backward: bool
-    dtype: str = "float32"
-    heads: int = 8
-
-    @property
-    def factorized_flops(self) -> float:
-        """4 N F (Dv + 1) per head, and N C (D + Dv) for the dense part inside causal chunks of C tokens."""
-        per_token = 4.0 * feature_count(self.head_dim, self.order) * (self.head_dim + 1)
-        if self.is_causal:
-            chunk = kernel_chunk(self.head_dim, self.order, is_causal=True)
-            per_token += 2.0 * chunk * self.head_dim
-        return per_token * self.tokens * self.heads * (3.5 if self.backward else 1)
-
-    @property
-    def dense_flops(self) -> float:
-        """2 N^2 (D + Dv) per head, half of it if causal."""
-        dense = 4.0 * self.tokens**2 * self.head_dim * self.heads * (3.5 if self.backward else 1)
-        return dense / 2 if self.is_causal else dense
+    tokens: tuple[int, ...] | None = setting("only these lengths, any", default=None, at_least=1, at_most=1 << 22)
+    head_dim: tuple[int, ...] | None = setting(
+        "only these head dimensions, any", default=None, metavar="D", at_least=1, at_most=256
+    )
+    order: int | None = setting("only this order", default=None, at_least=1, at_most=2)
+    dtype: str | None = setting("only this dtype", default=None, choices=("float32", "bfloat16"))
 
 
-def full_grid() -> Iterator[Cell]:
+def full_grid(only: Selection) -> Iterator[Cell]:
     """Eight heads, fewer where a sequence is longer than 16,384."""
-    for n in range(7, 18):
-        for dtype in ("float32", "bfloat16"):
-            for head_dim in (32, 64, 128):
-                for order in (1, 2):
+    for tokens in only.tokens or FULL_TOKENS:
+        for dtype in ("float32", "bfloat16") if only.dtype is None else (only.dtype,):
+            for head_dim in only.head_dim or (32, 64, 128):
+                for order in (1, 2) if only.order is None else (only.order,):
                     for is_causal in (False, True):
                         for backward in (False, True):
-                            heads = max(1, 8 * 16384 // max(1 << n, 16384))
-                            yield Cell(1 << n, head_dim, order, is_causal, backward, dtype, heads)
+                            heads = max(1, 8 * 16384 // max(tokens, 16384))
+                            yield Cell(tokens, head_dim, order, is_causal, backward, dtype, heads)
 
 
-def quick_grid() -> Iterator[Cell]:
-    """The corners, with two heads over 8,192 tokens to stay within two minutes."""
-    for tokens, heads in ((128, 8), (1024, 8), (8192, 2)):
-        for head_dim in (32, 64):
-            for order in (1, 2):
-                for is_causal in (False, True):
-                    for backward in (False, True):
-                        if not backward or (order == 2 and tokens > 128):
-                            yield Cell(tokens, head_dim, order, is_causal, backward, heads=heads)
-    for is_causal in (False, True):
-        yield Cell(1024, 64, 2, is_causal, False, "bfloat16")
-        yield Cell(8192, 64, 2, is_causal, False, "bfloat16", heads=2)
+def quick_grid(only: Selection) -> Iterator[Cell]:
+    """The corners, with two heads over more than 1,024 tokens to stay within two minutes.
+
+    Of what is not asked for by name, backward passes are left out at order 1 and at short lengths, and bfloat16 is
+    measured at order 2 and D = 64 alone.
+    """
+    for cell in full_grid(replace(only, tokens=only.tokens or QUICK_TOKENS, head_dim=only.head_dim or (32, 64))):
+        narrow = cell.dtype == "bfloat16" and only.dtype is None
+        if cell.backward and (narrow or cell.order == 1 or cell.tokens <= QUICK_TOKENS[0]):
+            continue
+        if narrow and (cell.order, cell.head_dim, cell.tokens > QUICK_TOKENS[0]) != (2, 64, True):
+            continue
+        yield replace(cell, heads=8 if cell.tokens <= 1024 else 2)
 
 
-def run(
-    out: str | None,
-    quick: bool,
-    tokens: list[int] | None = None,
-    dtype: str | None = None,
-    order: int | None = None,
-    head_dim: list[int] | None = None,
-) -> None:
-    """Measure the grid, or a part of it, and how threads add up; print the tables, write the JSON."""
+def run(out: str | None, quick: bool, only: Selection | None = None) -> dict[str, Any]:
+    """Measure the grid, or a part of it, and how threads add up; write the JSON."""
     if native.levels() == ():
-        raise SystemExit(f"fastmax bench kernel: the native backend is {native.describe()}")
-    cells = [
-        cell
-        for cell in (quick_grid() if quick else full_grid())
-        if (tokens is None or cell.tokens in tokens)
-        and (head_dim is None or cell.head_dim in head_dim)
-        and dtype in (None, cell.dtype)
-        and order in (None, cell.order)
-    ]
+        raise OSError(f"the native backend is {native.describe()}")
+    cells = list((quick_grid if quick else full_grid)(Selection() if only is None else only))
     measured: dict[str, Any] = {"level": native.describe(), "cells": []}
-    pace = 2 * SGEMM**3 / interleave({"sgemm": _sgemm()}, rounds=3)["sgemm"].best
+    pace = sgemm_flops() / interleave({"sgemm": _sgemm()}, rounds=3)["sgemm"].best
     with Progress(len(cells) + 1) as bar:
         for cell in cells:
             bar.step(f"N = {cell.tokens:,}, D = {cell.head_dim}, order {cell.order}, {cell.dtype}")
@@ -114,7 +83,7 @@ def run(
         bar.step("threads")
         measured["threads"] = _threads(2 if quick else 8)
         write(out, measured)
-    print(report.summary(measured))
+    return measured
 
 
 def _threads(heads: int) -> dict[str, Any]:
@@ -135,13 +104,13 @@ def _threads(heads: int) -> dict[str, Any]:
 
 
 def _measure(cell: Cell, pace: float, quick: bool) -> dict[str, Timing]:
-    """Its contestants in turns; slow ones have fewer."""
+    """Its contestants in turns, sgemm before and after each; slow ones have fewer."""
     costs = {"sdpa": cell.dense_flops, "dense": cell.dense_flops, "factorized": cell.factorized_flops}
     costs |= {"chunked": 3 * min(cell.dense_flops, cell.factorized_flops)}
     contestants = {name: call for name, call in _contestants(cell).items() if costs.get(name, 0) / pace < LONGEST}
     base = {"sgemm": _sgemm()} | ({"copy": _copy()} if cell.order == 1 else {})
     slow = (0.1, 1) if quick else (1.0, 2)
-    return interleave(base | contestants, rounds=3 if quick else 7, least_seconds=0.005, slow=slow)
+    return interleave(base | contestants, rounds=3 if quick else 7, least_seconds=0.005, slow=slow, yardstick="sgemm")
 
 
 def _contestants(cell: Cell) -> dict[str, Callable[[], object]]:
@@ -184,10 +153,10 @@ def _contestants(cell: Cell) -> dict[str, Callable[[], object]]:
 
 
 def _sgemm() -> Callable[[], object]:
-    a, b, c = (torch.randn(SGEMM, SGEMM) for _ in range(3))
+    a, b, c = (torch.randn(_cells.SGEMM, _cells.SGEMM) for _ in range(3))
     return lambda: torch.mm(a, b, out=c)
 
 
 def _copy() -> Callable[[], object]:
-    a, b = torch.randn(COPY), torch.empty(COPY)
+    a, b = torch.randn(_cells.COPY), torch.empty(_cells.COPY)
     return lambda: b.copy_(a)

@@ -10,12 +10,11 @@ from fastmax import fastmax_attention
 from fastmax._progress import Progress
 from fastmax.bench.measure import write
 from fastmax.bench.memory import peak
-from fastmax.report.table import table
 
 TOKENS, QUARTER, LAST, HEAD_DIM = 1 << 20, 1 << 18, 1000, 64
 
 
-def run(out: str | None, quick: bool) -> None:
+def run(out: str | None, quick: bool) -> dict[str, Any]:
     """Causal, order 2, forward + backward at a quarter of the length and at the whole; `quick` at a sixteenth of both."""
     whole, quarter = (TOKENS // 16, QUARTER // 16) if quick else (TOKENS, QUARTER)
     with Progress(4) as bar:
@@ -27,18 +26,10 @@ def run(out: str | None, quick: bool) -> None:
         used = peak(tokens=whole, head_dim=HEAD_DIM, order=2, is_causal=True, backend="auto")
         bar.step("precision")
         error = _error(whole)
-    measured: dict[str, Any] = {"tokens": [quarter, whole], "seconds": [short, long], "memory": used, "error": error}
-    share = (used["peak"] - used["before"]) / used["tensors"]
-    rows = [
-        [f"forward + backward, N = {whole:,}", f"{long:.1f} s"],
-        [f"the same, N = {quarter:,}", f"{short:.1f} s"],
-        ["ratio of the two", f"{long / short:.2f}"],
-        ["peak memory, in (q, k, v, o, do, dq, dk, dv)", f"{share:.2f}"],
-        [f"relative error of the last {LAST:,} outputs, fp32 against fp64", f"{error:.1e}"],
-    ]
-    print("One head, causal, order 2, D = 64, fp32\n")
-    print(table(["", "measured"], rows))
+    measured: dict[str, Any] = {"tokens": [quarter, whole], "seconds": [short, long], "memory": used}
+    measured |= {"error": error, "last": LAST}
     write(out, measured)
+    return measured
 
 
 def _inputs(tokens: int) -> tuple[Tensor, Tensor, Tensor]:

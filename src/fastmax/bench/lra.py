@@ -16,21 +16,14 @@ from fastmax._progress import Progress
 from fastmax.baselines import SEVEN
 from fastmax.bench.measure import interleave, seconds, write
 from fastmax.bench.training_memory import peak
-from fastmax.lra import batches, paper
+from fastmax.lra import batches, tasks
 from fastmax.lra.model import classifier
-from fastmax.lra.presets import skyformer
-from fastmax.lra.tasks import Split, Task
-from fastmax.report.table import table, times
+from fastmax.lra.presets import preset
+from fastmax.lra.tasks import Split
 
 ATTENTIONS = ("vanilla", *SEVEN)
-SHAPES = {
-    "listops": Task("listops", 2000, 32, 10, pair=False, pads=True),
-    "text": Task("text", 4000, 512, 2, pair=False, pads=True),
-    "retrieval": Task("retrieval", 4000, 512, 2, pair=True, pads=True),
-    "image": Task("image", 1024, 256, 10, pair=False, pads=False),
-    "pathfinder": Task("pathfinder", 1024, 512, 2, pair=False, pads=False),
-}
-"""The lengths, vocabularies and classes of the benchmark; no data is read."""
+SHAPES = {name: tasks.task(name) for name in tasks.names()}
+"""Of random tokens; no data is read."""
 TOKENS = 8000
 """Tokens per step at least: the batch is the smallest that has them. Ratios hardly depend on it, memory is in proportion."""
 EXAMPLES = 2000
@@ -60,8 +53,8 @@ def cells(quick: bool) -> list[Cell]:
     return result
 
 
-def run(out: str | None, quick: bool) -> None:
-    """Measure, print the tables, write the JSON after every task."""
+def run(out: str | None, quick: bool) -> dict[str, Any]:
+    """Measure, write the JSON after every task."""
     grid = cells(quick)
     measured: dict[str, Any] = {"preset": "skyformer", "cells": []}
     measured_tasks = [cell for cell in grid if not quick or cell.task in QUICK_MEMORY]
@@ -90,16 +83,16 @@ def run(out: str | None, quick: bool) -> None:
                 }
             )
             write(out, measured)
-    print(summary(measured))
+    return measured
 
 
 def training_step(cell: Cell, attention: str, length: int | None = None) -> Callable[[], object]:
     """Forward, backward and update of the preset's model, on random tokens of the task's shape or of another length."""
     task = SHAPES[cell.task] if length is None else replace(SHAPES[cell.task], length=length)
     torch.manual_seed(0)
-    preset = skyformer(cell.task)
-    model = classifier(task, replace(preset.model, attention_dropout=cell.attention_dropout), attention).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=preset.train.lr, weight_decay=0.0, fused=True)
+    chosen = preset("skyformer", cell.task)
+    model = classifier(task, replace(chosen.model, attention_dropout=cell.attention_dropout), attention).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=chosen.train.lr, weight_decay=0.0, fused=True)
     lead = (cell.batch, 2) if task.pair else (cell.batch,)
     tokens = torch.randint(1, task.vocabulary, (*lead, task.length))
     # padded tasks have a mask, as in training, though it hides nothing: every contestant works on every token
@@ -130,41 +123,3 @@ def loading(cell: Cell, folder: str) -> Callable[[], object]:
     split = Split(*(np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in columns))
     steps = count()
     return lambda: batches.take(split, batches.training_rows(EXAMPLES, cell.batch, 0, next(steps)))
-
-
-def summary(measured: dict[str, Any]) -> str:
-    """A table per task: speed, both ratios, the paper's, memory."""
-    parts = [
-        "Training steps, skyformer preset, fp32, full length, random tokens; contestants in turns, best of several rounds. "
-        "Ratios of steps per second to softmax by the plain formula (vanilla) and by PyTorch's kernel (softmax)."
-    ]
-    for cell in measured["cells"]:
-        best = {name: t["best"] for name, t in cell["seconds"].items()}
-        rows = []
-        for name in ATTENTIONS:
-            t = best[name]
-            ratio = paper.speed_ratio(name, cell["task"])
-            memory = cell["bytes"].get(name)
-            rows.append(
-                [
-                    name,
-                    f"{1 / t:.2f}",
-                    times(best["vanilla"] / t),
-                    times(ratio),
-                    times(best["softmax"] / t),
-                    f"{(memory['peak'] - memory['before']) / 2**20:,.0f} MiB" if memory else "-",
-                ]
-            )
-        pair = " x 2" if cell["pair"] else ""
-        parts.append(
-            f"### {cell['task']}, N = {cell['tokens']:,}{pair}, batch {cell['batch']}, "
-            f"attention dropout {cell['attention_dropout']}"
-        )
-        parts.append(table(["attention", "steps/s", "vs vanilla", "the paper's", "vs softmax", "peak memory"], rows))
-        fastest = min(best[name] for name in ATTENTIONS)
-        tokens = cell["tokens"] * (2 if cell["pair"] else 1) * cell["batch"]
-        parts.append(
-            f"Batches are loaded at {tokens / best[DATA] / 1e6:,.0f} million tokens per second, "
-            f"{fastest / best[DATA]:,.0f} times what the fastest takes in."
-        )
-    return "\n\n".join(parts)

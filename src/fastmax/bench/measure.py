@@ -22,10 +22,12 @@ Name = TypeVar("Name", bound=Hashable)
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call over the rounds."""
+    """Seconds per call over the rounds; `paired` is the median of the ratios to the yardstick right before and after."""
 
     best: float
     median: float
+    rounds: tuple[float, ...] = ()
+    paired: float | None = None
 
 
 def interleave(
@@ -34,10 +36,13 @@ def interleave(
     rounds: int = 5,
     least_seconds: float = 0.02,
     slow: tuple[float, int] | None = None,
+    yardstick: Name | None = None,
 ) -> dict[Name, Timing]:
     """Every contestant to warm up, then in turns; short ones are repeated within a turn, as one clock tick is long.
 
-    `slow` = (seconds, turns): one that takes longer than these seconds sits out after so many turns.
+    `slow` = (seconds, turns): one that takes longer than these seconds sits out after so many turns. `yardstick` names the
+    contestant that is measured right before and after each other one: on a machine whose pace wanders within a round, a
+    ratio of neighbours says more than a ratio of two bests, which may be of different minutes.
     """
     repeats = {}
     for name, call in contestants.items():
@@ -48,15 +53,29 @@ def interleave(
             call()
         repeats[name] = max(1, min(1000, int(least_seconds / max(time.perf_counter() - start, 1e-9))))
     seconds: dict[Name, list[float]] = {name: [] for name in contestants}
+    ratios: dict[Name, list[float]] = {name: [] for name in contestants}
+
+    def measure(name: Name) -> float:
+        start = time.perf_counter()
+        for _ in range(repeats[name]):
+            contestants[name]()
+        seconds[name].append((time.perf_counter() - start) / repeats[name])
+        return seconds[name][-1]
+
     for turn in range(rounds):
-        for name, call in contestants.items():
-            if slow is not None and turn >= slow[1] and min(seconds[name]) > slow[0]:
+        before = None if yardstick is None else measure(yardstick)
+        for name in contestants:
+            if name == yardstick or (slow is not None and turn >= slow[1] and min(seconds[name]) > slow[0]):
                 continue
-            start = time.perf_counter()
-            for _ in range(repeats[name]):
-                call()
-            seconds[name].append((time.perf_counter() - start) / repeats[name])
-    return {name: Timing(min(s), statistics.median(s)) for name, s in seconds.items()}
+            own = measure(name)
+            if yardstick is not None and before is not None:
+                after = measure(yardstick)
+                ratios[name].append(own / ((before + after) / 2))
+                before = after
+    return {
+        name: Timing(min(s), statistics.median(s), tuple(s), statistics.median(ratios[name]) if ratios[name] else None)
+        for name, s in seconds.items()
+    }
 
 
 def machine() -> dict[str, Any]:

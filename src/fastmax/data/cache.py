@@ -2,24 +2,21 @@
 
 import json
 import os
-import shutil
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
-from uuid import uuid4
 
 import numpy as np
 
 from fastmax._progress import Progress
 from fastmax.data.blocks import Block, Source
+from fastmax.data.drafts import draft
 from fastmax.data.files import default_folder
 
 VERSION = 1
-_DAY = 86_400.0
 
 
 def load(name: str, key: dict[str, str | int], source: Source, data: Path, limit: int | None) -> Block:
@@ -46,39 +43,33 @@ def _path(folder: Path, name: str, key: dict[str, object]) -> Path:
 
 
 def _build(path: Path, key: dict[str, object], source: Source, limit: int | None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path.parent)
-    draft = path.parent / f".draft-{uuid4().hex}"
-    draft.mkdir()
-    try:
-        _write(draft, source, limit)
+    with draft(path.parent) as folder:
+        _write(folder, source, limit)
         with _space(path.parent):
-            (draft / "key.json").write_text(json.dumps(key, indent=1))
+            (folder / "key.json").write_text(json.dumps(key, indent=1))
         try:
-            os.replace(draft, path)
+            os.replace(folder, path)
         except OSError:
             if not path.exists():  # else another process was faster, with the same arrays
                 raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write(draft: Path, source: Source, limit: int | None) -> None:
+def _write(folder: Path, source: Source, limit: int | None) -> None:
     total = min(n for n in (source.count, limit, sys.maxsize) if n is not None)
     columns: list[_Column] = []
     try:
         for block in _shown(source, total):
             if not columns:
-                columns = [_Column(draft / f"{n}.npy", a) for n, a in zip(Block._fields, block, strict=True)]
+                columns = [_Column(folder / f"{n}.npy", a) for n, a in zip(Block._fields, block, strict=True)]
             left = total - columns[0].rows
-            with _space(draft.parent):
+            with _space(folder.parent):
                 for column, array in zip(columns, block, strict=True):
                     column.append(array[:left])
             if columns[0].rows == total:
                 break
         if not columns or not columns[0].rows:
             raise ValueError("the source has no example of this task and length")
-        with _space(draft.parent):
+        with _space(folder.parent):
             for column in columns:
                 column.finish()
     finally:
@@ -92,12 +83,11 @@ def _shown(source: Source, total: int) -> Iterator[Block]:
     if source.count is None:
         yield from source.blocks()
         return
-    with Progress(total) as bar:
-        bar.step("examples")
+    with Progress(total, "examples") as bar:
+        bar.step("")
         for block in source.blocks():
             yield block
-            bar.done += len(block.labels) - 1
-            bar.step("examples")
+            bar.show(bar.done + len(block.labels), "")
 
 
 class _Column:
@@ -135,10 +125,3 @@ def _space(folder: Path) -> Iterator[None]:
         raise OSError(
             error.errno, f"{error.strerror}: the token arrays do not go into {folder}; no part of them was kept"
         ) from error
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what a killed process left behind."""
-    for draft in folder.glob(".draft-*"):
-        if time.time() - draft.stat().st_mtime > _DAY:
-            shutil.rmtree(draft, ignore_errors=True)

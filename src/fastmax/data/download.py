@@ -26,7 +26,7 @@ def fetch(remote: Remote, data: Path) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    _room(path.parent, remote.size - _size(part))
+    _check_free_space(path.parent, remote.size - _size(part))
     if _size(part) < remote.size:
         try:
             _receive(remote, part)
@@ -35,11 +35,13 @@ def fetch(remote: Remote, data: Path) -> Path:
                 part.unlink()  # the server's file is shorter than this part of another one
             raise OSError(f"{remote.url}: the server answered {error.code} {error.reason}") from error
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            raise OSError(f"{remote.url}: interrupted ({error}); {_again(part, remote)}") from error
+            raise OSError(f"{remote.url}: interrupted ({error}); {_resume_hint(part, remote)}") from error
         except OSError as error:
-            raise OSError(error.errno, f"{error.strerror} while writing {part}; {_again(part, remote)}") from error
+            raise OSError(
+                error.errno, f"{error.strerror} while writing {part}; {_resume_hint(part, remote)}"
+            ) from error
     if _size(part) < remote.size:
-        raise OSError(f"{remote.url}: the connection ended early; {_again(part, remote)}")
+        raise OSError(f"{remote.url}: the connection ended early; {_resume_hint(part, remote)}")
     digest = _sha256(part)
     if digest != remote.sha256:
         part.unlink()
@@ -59,11 +61,11 @@ def _receive(remote: Remote, part: Path) -> None:
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
         resumed = have > 0 and answer.status == http.HTTPStatus.PARTIAL_CONTENT
         pieces = -(-remote.size // _PIECE)
-        with part.open("ab" if resumed else "wb") as file, Progress(pieces) as bar:
+        with part.open("ab" if resumed else "wb") as file, Progress(pieces, part.name.removesuffix(".part")) as bar:
             bar.done += have // _PIECE if resumed else 0
             left = remote.size - (have if resumed else 0)
             while left > 0:
-                bar.step(f"MB of {part.name.removesuffix('.part')}")
+                bar.step("MB")
                 piece = answer.read(min(_PIECE, left))
                 if not piece:
                     break
@@ -73,13 +75,13 @@ def _receive(remote: Remote, part: Path) -> None:
             os.fsync(file.fileno())
 
 
-def _room(folder: Path, needed: int) -> None:
+def _check_free_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(errno.ENOSPC, f"{folder} has {free / 1e6:,.0f} MB free, but {needed / 1e6:,.0f} MB are to come")
 
 
-def _again(part: Path, remote: Remote) -> str:
+def _resume_hint(part: Path, remote: Remote) -> str:
     return f"{_size(part):,} of {remote.size:,} bytes are kept, run the same again to go on"
 
 

@@ -8,8 +8,24 @@ from pathlib import Path
 import numpy as np
 
 from fastmax.data import files
+from fastmax.data.registry import DataSet, Remote
 
 NAMES = {"train": "train", "test": "t10k"}
+_FILES = {
+    "train-images-idx3": (9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+    "train-labels-idx1": (28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+    "t10k-images-idx3": (1_648_877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+    "t10k-labels-idx1": (4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+}
+DATA = DataSet(
+    "mnist",
+    "handwritten digits",
+    tuple((f"mnist/{name}-ubyte.gz",) for name in _FILES),
+    tuple(
+        Remote(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}-ubyte.gz", f"mnist/{name}-ubyte.gz", size, sha256)
+        for name, (size, sha256) in _FILES.items()
+    ),
+)
 
 
 def load(split: str, data: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -5,8 +5,22 @@ from pathlib import Path
 import numpy as np
 
 from fastmax.data import files
+from fastmax.data.registry import DataSet, Remote
 
 NAMES = ("tinyshakespeare.txt", "tinyshakespeare/input.txt", "input.txt")
+DATA = DataSet(
+    "tinyshakespeare",
+    "Shakespeare's plays, characters",
+    (NAMES,),
+    (
+        Remote(
+            "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+            "tinyshakespeare.txt",
+            1_115_394,
+            "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+        ),
+    ),
+)
 
 
 def load(split: str, data: Path) -> tuple[np.ndarray, bytes]:

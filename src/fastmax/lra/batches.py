@@ -50,10 +50,14 @@ def take(split: Split, rows: np.ndarray, *, trim: bool = True) -> Batch:
     )
 
 
-def share(rows: np.ndarray, rank: int, world: int) -> np.ndarray:
+def check_shards(batch: int, world: int) -> None:
+    if batch % world:
+        raise ValueError(f"the batch must be a multiple of the number of processes, got {batch} and {world}")
+
+
+def shard(rows: np.ndarray, rank: int, world: int) -> np.ndarray:
     """The part of one process: equal parts, or the mean of gradients is not the gradient of the mean."""
-    if len(rows) % world:
-        raise ValueError(f"the batch must be a multiple of the number of processes, got {len(rows)} and {world}")
+    check_shards(len(rows), world)
     part = len(rows) // world
     return rows[rank * part : (rank + 1) * part]
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -28,21 +29,32 @@ def load_split(config: RunConfig, name: str, data: Path) -> tasks.Split:
     return tasks.load(config.task, name, data, length=config.length, limit=limit)
 
 
-def evaluate(
-    accelerator: Any, model: nn.Module, split: tasks.Split, config: RunConfig, *, evaluation: int | None = None
-) -> Score:
-    """`evaluation` counts the evaluations of a dev set, which the historical one moves along by."""
+def batches(split: tasks.Split, config: RunConfig, *, evaluation: int | None = None) -> list[np.ndarray]:
+    """The rows of each batch of an evaluation; ValueError if there is none.
+
+    `evaluation` counts the evaluations of a dev set, which the historical one moves along by.
+    """
     batch = config.train.batch
     start, limit = 0, None
     if config.quirks.moving_dev and evaluation is not None:
         limit = config.eval_examples or MOVING_BATCHES * batch
         start = evaluation * limit
+    rows = list(in_order(len(split.labels), batch, start=start, limit=limit, whole=config.quirks.drop_last))
+    if not rows:
+        raise ValueError(f"nothing to evaluate: {len(split.labels)} examples fill no batch of {batch}")
+    return rows
+
+
+def evaluate(
+    accelerator: Any, model: nn.Module, split: tasks.Split, config: RunConfig, *, evaluation: int | None = None
+) -> Score:
+    """The score over `batches`, in evaluation mode; the model is left as it was."""
     rank, world = accelerator.process_index, accelerator.num_processes
     sums = torch.zeros(3, dtype=torch.float64)
     training = model.training
     model.eval()
     with torch.no_grad():
-        for rows in in_order(len(split.labels), batch, start=start, limit=limit, whole=config.quirks.drop_last):
+        for rows in batches(split, config, evaluation=evaluation):
             part = rows[rank::world]
             # every process must make every call of a wrapped model, so one without examples repeats the first
             b = take(split, part if len(part) else rows[:1], trim=not config.quirks.full_length_mean)
@@ -51,11 +63,9 @@ def evaluate(
                 logits = model(b.tokens, b.lengths).float()
             if len(part):
                 loss = cross_entropy(logits, b.labels, reduction="sum").double()
-                right = (logits.argmax(-1) == b.labels).sum().double()
-                sums += torch.stack((loss, right, torch.tensor(len(part)).to(right))).cpu()
+                correct = (logits.argmax(-1) == b.labels).sum().double()
+                sums += torch.stack((loss, correct, torch.tensor(len(part)).to(correct))).cpu()
     model.train(training)
     # fp32 would round counts beyond 2^24, and some devices have no fp64
     total = accelerator.reduce(sums.to(accelerator.device), "sum").tolist() if world > 1 else sums.tolist()
-    if not total[2]:
-        raise ValueError(f"nothing to evaluate: {len(split.labels)} examples fill no batch of {batch}")
     return Score(total[0] / total[2], total[1] / total[2], int(total[2]))

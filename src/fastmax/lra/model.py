@@ -1,14 +1,15 @@
 """The encoder of the Long Range Arena and its classifier; the attention is an argument."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import log
 
 import torch
 from torch import Tensor, nn
 
 from fastmax.baselines import Attention, Options, attention
+from fastmax.lra.config import ModelPreset
 from fastmax.lra.dropout import Dropout
-from fastmax.lra.presets import ModelPreset
 from fastmax.lra.quirks import Quirks
 from fastmax.lra.tasks import Task
 
@@ -150,11 +151,11 @@ def classifier(
     return Classifier(task, preset, make, Quirks() if quirks is None else quirks)
 
 
-def attention_options(preset: ModelPreset, *, scale: str = "sqrt", dropout_mode: str = "quadratic") -> Options:
-    return Options(
-        scale=scale,
+def attention_options(preset: ModelPreset, base: Options | None = None) -> Options:
+    """The preset's; the rest as in `base`."""
+    return replace(
+        Options() if base is None else base,
         dropout=preset.attention_dropout,
-        dropout_mode=dropout_mode,
         performer_features=preset.performer_features,
         reformer_rounds=preset.reformer_rounds,
         informer_factor=preset.informer_factor,

@@ -21,11 +21,11 @@ class Quirks:
     @staticmethod
     def named(names: list[str]) -> "Quirks":
         known = flags()
-        if "all" in names:
-            names = known
-        unknown = sorted(set(names) - set(known))
+        unknown = sorted(set(names) - {"all", *known})
         if unknown:
             raise ValueError(f"historical flags are {', '.join(['all', *known])}; got {', '.join(unknown)}")
+        if "all" in names:
+            names = known
         return Quirks(**{name.replace("-", "_"): True for name in names})
 
 

@@ -1,35 +1,41 @@
 """RunConfig: everything that decides the numbers of a training run, as JSON and back."""
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from fastmax.lra import tasks
+from fastmax._settings import check, rules, setting
+from fastmax.baselines import NAMES, SCALES, Options
+from fastmax.dropout import MODES
+from fastmax.lra import presets, tasks
+from fastmax.lra.config import ModelPreset, TrainPreset
 from fastmax.lra.model import Classifier, attention_options, classifier
-from fastmax.lra.presets import ModelPreset, TrainPreset, preset
 from fastmax.lra.quirks import Quirks
 
-PRECISIONS = ("no", "bf16")
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Two runs with equal configurations, on equal machines, give equal numbers."""
 
-    task: str
-    attention: str
+    task: str = setting("what to learn", choices=tasks.names())
+    attention: str = setting("what to learn it with", default="fastmax2", choices=NAMES)
+    preset: str = setting("the harness whose settings to take", default="skyformer", choices=presets.NAMES)
     model: ModelPreset
     train: TrainPreset
-    preset: str = "skyformer"
-    scale: str = "sqrt"
-    dropout_mode: str = "quadratic"
-    seed: int = 0
-    length: int | None = None
-    train_examples: int | None = None
-    eval_examples: int | None = None
-    eval_every: int = 1000
-    precision: str = "no"
+    scale: str = setting("of fastmax", default=Options.scale, choices=SCALES)
+    dropout_mode: str = setting("of fastmax", default=Options.dropout_mode, choices=MODES)
+    seed: int = setting("of weights, order and dropout", default=0, at_least=0, below=2**63)
+    length: int | None = setting("cut sequences to so many tokens", default=None, at_least=1)
+    train_examples: int | None = setting("use only the first so many", default=None, at_least=1)
+    eval_examples: int | None = setting("use only the first so many of dev and test", default=None, at_least=1)
+    eval_every: int | None = setting(
+        "steps between looks at the dev set (default: a twentieth of all)", default=None, at_least=1
+    )
+    precision: str = setting("fp32 (no) or autocast", default="no", choices=("no", "bf16"))
     quirks: Quirks = field(default_factory=Quirks)
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -51,68 +57,47 @@ class RunConfig:
         mine, theirs = (_flat(asdict(config)) for config in (self, other))
         return [f"{name}: {mine[name]}, not {theirs[name]}" for name in mine if mine[name] != theirs[name]]
 
+    @property
+    def evaluation_steps(self) -> int:
+        """Steps between looks at the dev set."""
+        return max(1, self.train.steps // 20) if self.eval_every is None else self.eval_every
+
     def task_shape(self) -> tasks.Task:
         return tasks.task(self.task, length=self.length)
 
     def make_model(self) -> Classifier:
-        options = attention_options(self.model, scale=self.scale, dropout_mode=self.dropout_mode)
+        options = attention_options(self.model, Options(scale=self.scale, dropout_mode=self.dropout_mode))
         return classifier(self.task_shape(), self.model, self.attention, options=options, quirks=self.quirks)
 
 
-def configure(
-    task: str,
-    attention: str,
-    *,
-    preset_name: str = "skyformer",
-    steps: int | None = None,
-    batch: int | None = None,
-    lr: float | None = None,
-    warmup: int | None = None,
-    dropout: float | None = None,
-    attention_dropout: float | None = None,
-    length: int | None = None,
-    eval_every: int | None = None,
-    quirks: Quirks | None = None,
-    scale: str = "sqrt",
-    dropout_mode: str = "quadratic",
-    seed: int = 0,
-    train_examples: int | None = None,
-    eval_examples: int | None = None,
-    precision: str = "no",
-) -> RunConfig:
-    """A preset with what the user gave in its place. A schedule shortened below its warmup warms up for a tenth of it."""
-    if task not in tasks.names():
-        raise ValueError(f"task must be one of {', '.join(tasks.names())}, got {task!r}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-    chosen = preset(preset_name, task)
-    given = {"steps": steps, "batch": batch, "lr": lr, "warmup": warmup}
-    train = replace(chosen.train, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-    if min(train.steps, train.batch) < 1:
-        raise ValueError(f"steps and batch must be at least 1, got {train.steps} and {train.batch}")
-    if warmup is None and train.warmup >= train.steps:
+def configure(task: str, attention: str, **changes: Any) -> RunConfig:
+    """The configuration of a preset with `changes`: settings of RunConfig, ModelPreset and TrainPreset, as in `replace`.
+
+    A schedule shortened below its warmup warms up for a tenth of it. ValueError names a setting that cannot be.
+    """
+    own = {f.name for f in fields(RunConfig)} - {"model", "train"}
+    unknown = changes.keys() - own - names(ModelPreset) - names(TrainPreset)
+    if unknown:
+        raise ValueError(f"unknown settings: {', '.join(sorted(unknown))}")
+    base = presets.preset(changes.get("preset", _PRESET), task)
+    train = replace(base.train, **_among(names(TrainPreset), changes))
+    if "warmup" not in changes and train.warmup >= train.steps:
         train = replace(train, warmup=max(1, train.steps // 10))
-    rates = {"dropout": dropout, "attention_dropout": attention_dropout}
-    model = replace(chosen.model, **{name: value for name, value in rates.items() if value is not None})  # type: ignore[arg-type]
-    quirks = Quirks() if quirks is None else quirks
-    if length is None:
-        length = 1000 if quirks.text_1000 and task == "text" else chosen.length
-    return RunConfig(
-        task=task,
-        attention=attention,
-        model=model,
-        train=train,
-        preset=preset_name,
-        scale=scale,
-        dropout_mode=dropout_mode,
-        seed=seed,
-        length=length,
-        train_examples=train_examples,
-        eval_examples=eval_examples,
-        eval_every=max(1, train.steps // 20) if eval_every is None else eval_every,
-        precision=precision,
-        quirks=quirks,
-    )
+    model = replace(base.model, **_among(names(ModelPreset), changes))
+    config = RunConfig(task=task, attention=attention, model=model, train=train, **_among(own, changes))
+    if config.length is None:
+        config = replace(config, length=1000 if config.quirks.text_1000 and task == "text" else base.length)
+    config.task_shape()  # refuses a length that the task cannot have
+    return replace(config, eval_every=config.evaluation_steps)
+
+
+def names(kind: type) -> set[str]:
+    """The settings of a dataclass."""
+    return {f.name for f, _ in rules(kind)}
+
+
+def _among(wanted: set[str], changes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in changes.items() if name in wanted}
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -120,3 +105,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         result |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return result
+
+
+_PRESET = next(f.default for f, _ in rules(RunConfig) if f.name == "preset")

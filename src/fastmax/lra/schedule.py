@@ -2,7 +2,7 @@
 
 from math import cos, pi, sqrt
 
-from fastmax.lra.presets import TrainPreset
+from fastmax.lra.config import TrainPreset
 
 DIV, FINAL_DIV = 25.0, 1e4
 """OneCycle starts at lr / DIV and ends at lr / DIV / FINAL_DIV, as in PyTorch."""
@@ -20,9 +20,7 @@ def learning_rate(train: TrainPreset, step: int) -> float:
             return train.lr * (step + 1) / train.warmup
         progress = (step - train.warmup) / max(train.steps - train.warmup, 1)
         return train.lr * 0.5 * (1 + cos(pi * min(progress, 1.0)))
-    if train.schedule == "constant":
-        return train.lr
-    raise ValueError(f"schedule must be onecycle, rsqrt, cosine or constant, got {train.schedule!r}")
+    raise ValueError(f"schedule must be onecycle, rsqrt or cosine, got {train.schedule!r}")
 
 
 def _one_cycle(train: TrainPreset, step: int) -> float:

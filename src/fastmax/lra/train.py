@@ -2,8 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,18 @@ from torch.nn.functional import cross_entropy
 
 from fastmax._atomic_file import remove_partial, write_whole
 from fastmax._progress import Progress
-from fastmax.lra import checkpoint
-from fastmax.lra.batches import share, take, training_rows
+from fastmax.lra import checkpoint, tasks
+from fastmax.lra.batches import check_shards, shard, take, training_rows
 from fastmax.lra.checkpoint import Position
-from fastmax.lra.evaluate import evaluate, load_split
+from fastmax.lra.config import Pace
+from fastmax.lra.evaluate import batches, evaluate, load_split
 from fastmax.lra.metrics import Metrics
 from fastmax.lra.run import RunConfig
+from fastmax.lra.run_folder import exclusive
 from fastmax.lra.schedule import learning_rate
 from fastmax.lra.tasks import Split
 
 LATEST, BEST, RESULT = "checkpoint.safetensors", "best.safetensors", "result.json"
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How often to write what, in steps. It does not change the numbers of a run."""
-
-    log_every: int = 10
-    checkpoint_every: int = 200
 
 
 def make_accelerator(precision: str) -> Any:
@@ -57,16 +52,52 @@ def train(
     pace: Pace | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Train, test the best checkpoint, write and return the result. `resume` continues if there is something to continue."""
+    """Train, test the best checkpoint, write and return the result. `resume` continues if there is something to continue.
+
+    A run that is refused, for its settings, its data or because another one holds the folder, writes nothing.
+    """
     pace = Pace() if pace is None else pace
     accelerator = make_accelerator(config.precision)
-    found = _found(config, out, resume)
-    if found is not None and (out / RESULT).exists():
-        result: dict[str, Any] = json.loads((out / RESULT).read_text())
-        return result
-    out.mkdir(parents=True, exist_ok=True)
-    with accelerator.main_process_first():  # the others then find the cached arrays
-        splits = {name: load_split(config, name, data) for name in ("train", "val")}
+    check_shards(config.train.batch, accelerator.num_processes)
+    with _held(accelerator, out):
+        found = _found(config, out, resume)
+        if found is not None and (out / RESULT).exists():
+            result: dict[str, Any] = json.loads((out / RESULT).read_text())
+            return result
+        with accelerator.main_process_first():  # the others then find the cached arrays
+            splits = {name: load_split(config, name, data) for name in tasks.SPLITS}
+        for name in ("val", "test"):
+            batches(splits[name], config)
+        return _run(accelerator, config, splits, found, out, pace, say)
+
+
+@contextmanager
+def _held(accelerator: Any, out: Path) -> Iterator[None]:
+    """The folder, for the first process; if it cannot be had, every process is told why."""
+    from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
+
+    with ExitStack() as stack:
+        refusal = [""]
+        if accelerator.is_main_process:
+            try:
+                stack.enter_context(exclusive(out))
+            except (ValueError, OSError) as error:
+                refusal = [str(error)]
+        broadcast_object_list(refusal)
+        if refusal[0]:
+            raise ValueError(refusal[0])
+        yield
+
+
+def _run(
+    accelerator: Any,
+    config: RunConfig,
+    splits: dict[str, Split],
+    found: checkpoint.Checkpoint | None,
+    out: Path,
+    pace: Pace,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
     torch.manual_seed(config.seed)
     model = config.make_model()
     model, optimizer = accelerator.prepare(model, make_optimizer(model, config))
@@ -80,7 +111,7 @@ def train(
             position = _loop(accelerator, model, optimizer, splits, config, position, out, pace, metrics, say)
     else:
         position = _loop(accelerator, model, optimizer, splits, config, position, out, pace, None, say)
-    return _finish(accelerator, model, config, position, data, out, say)
+    return _finish(accelerator, model, config, position, splits["test"], out, say)
 
 
 def _found(config: RunConfig, out: Path, resume: bool) -> checkpoint.Checkpoint | None:
@@ -117,25 +148,26 @@ def _loop(
     steps = config.train.steps
     first, started = position.step, time.monotonic()
     model.train()
-    with Progress(steps - first) as bar:
+    with Progress(steps - first, "training") as bar:
         for step in range(first, steps):
-            loss, right = _step(accelerator, model, optimizer, splits["train"], config, step)
+            loss, accuracy = _step(accelerator, model, optimizer, splits["train"], config, step)
             done = step + 1
             last = done == steps
             if last or done % pace.log_every == 0:
-                both = accelerator.reduce(torch.stack((loss, right)), "mean").tolist()
+                both = accelerator.reduce(torch.stack((loss, accuracy)), "mean").tolist()
                 if not np.isfinite(both[0]):
                     raise ValueError(f"the loss is {both[0]} at step {done}: try a smaller --lr")
                 speed = (done - first) / (time.monotonic() - started)
                 if metrics is not None:
                     values = {"loss": both[0], "accuracy": both[1], "lr": learning_rate(config.train, step)}
                     metrics.log(done, "train", values | {"steps_per_second": speed})
-                    bar.done = done - first - 1
-                    bar.step(f"step {done:,}, loss {both[0]:.4f}, accuracy {both[1]:.3f}, {speed:.2f} steps/s")
-            evaluated = last or done % config.eval_every == 0
+                    bar.show(
+                        done - first, f"step {done:,}, loss {both[0]:.4f}, accuracy {both[1]:.3f}, {speed:.2f} steps/s"
+                    )
+            evaluated = last or done % config.evaluation_steps == 0
             position = replace(position, step=done)
             if evaluated:
-                position = _develop(accelerator, model, splits["val"], config, position, out, metrics, say)
+                position = _evaluate_dev(accelerator, model, splits["val"], config, position, out, metrics, say)
             if evaluated or done % pace.checkpoint_every == 0:
                 held = checkpoint.collect(config, position, model, optimizer.optimizer)
                 if accelerator.is_main_process:
@@ -149,7 +181,7 @@ def _step(
     """One update. Returns the loss and the accuracy of this process's part of the batch."""
     rank, world = accelerator.process_index, accelerator.num_processes
     rows = training_rows(len(split.labels), config.train.batch, config.seed, step)
-    batch = take(split, share(rows, rank, world), trim=not config.quirks.full_length_mean).to(accelerator.device)
+    batch = take(split, shard(rows, rank, world), trim=not config.quirks.full_length_mean).to(accelerator.device)
     torch.manual_seed(step_seed(config.seed, step, rank))
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config.train, step)
@@ -170,7 +202,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int(words[0]) << 31 ^ int(words[1])
 
 
-def _develop(
+def _evaluate_dev(
     accelerator: Any,
     model: nn.Module,
     split: Split,
@@ -181,7 +213,7 @@ def _develop(
     say: Callable[[str], None],
 ) -> Position:
     """Score the dev set; keep the weights if they are the best since the share of steps that the preset waits for."""
-    number = position.step // config.eval_every
+    number = position.step // config.evaluation_steps
     score = evaluate(accelerator, model, split, config, evaluation=number)
     if metrics is not None:
         metrics.log(position.step, "dev", {"loss": score.loss, "accuracy": score.accuracy})
@@ -200,13 +232,13 @@ def _finish(
     model: nn.Module,
     config: RunConfig,
     position: Position,
-    data: Path,
+    split: Split,
     out: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     accelerator.wait_for_everyone()
     checkpoint.restore(checkpoint.load(out / BEST), model, None)
-    score = evaluate(accelerator, model, load_split(config, "test", data), config)
+    score = evaluate(accelerator, model, split, config)
     result = {
         "config": json.loads(config.to_json()),
         "test": score._asdict(),

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fastmax.bench import kernel
+from fastmax import _cells
+from fastmax._cells import Cell, sgemm_flops
 from fastmax.plan import cheaper_form
 from fastmax.report.table import milliseconds, table, times
 
@@ -13,7 +14,8 @@ RULE_LIMIT = 1.25
 def summary(measured: dict[str, Any]) -> str:
     """One table per dtype, pass and order, and a line on the rule."""
     parts = [
-        f"Kernel: {measured['level']}. Best of several rounds, contestants in turns; ratios are within a round's run."
+        f"Kernel: {measured['level']}. Best of several rounds, contestants in turns; ratios are within a round's run. "
+        "Paired is the share of sgemm as the median over rounds, each against the sgemm right before and after."
     ]
     groups: dict[tuple[str, bool, int], list[dict[str, Any]]] = {}
     for cell in measured["cells"]:
@@ -21,7 +23,17 @@ def summary(measured: dict[str, Any]) -> str:
     for (dtype, backward, order), cells in groups.items():
         what = "forward + backward" if backward else "forward"
         parts.append(f"### {what}, order {order}, {dtype}")
-        header = ["N, D, heads", "native", "of sgemm", "of roofline", "vs sdpa", "vs chunked", "form", "other form"]
+        header = [
+            "N, D, heads",
+            "native",
+            "of sgemm",
+            "paired",
+            "of roofline",
+            "vs sdpa",
+            "vs chunked",
+            "form",
+            "other form",
+        ]
         header += ["vs fp32"] if dtype != "float32" else []
         parts.append(table(header, [_row(cell) for cell in cells]))
     return "\n\n".join(
@@ -41,21 +53,30 @@ def share_of_sgemm(cell: dict[str, Any]) -> float:
     return _least_seconds_of_flops(cell) / float(cell["seconds"]["native"]["best"])
 
 
+def paired_share_of_sgemm(cell: dict[str, Any]) -> float | None:
+    """The same of neighbouring measurements, the median over rounds; older files do not have it."""
+    ratio = cell["seconds"]["native"].get("paired")
+    return None if ratio is None else _flops(cell) / sgemm_flops() / float(ratio)
+
+
 def share_of_roofline(cell: dict[str, Any]) -> float | None:
     """The larger of the flops at the pace of sgemm and the bytes of q, k, v, o at that of a copy, over the time taken."""
     if "copy" not in cell["seconds"] or cell["backward"]:
         return None
     item = 4 if cell["dtype"] == "float32" else 2
     moved = 4 * cell["tokens"] * cell["head_dim"] * cell["heads"] * item
-    bandwidth = 2 * 4 * kernel.COPY / float(cell["seconds"]["copy"]["best"])
+    bandwidth = 2 * 4 * _cells.COPY / float(cell["seconds"]["copy"]["best"])
     least: float = max(_least_seconds_of_flops(cell), moved / bandwidth)
     return least / float(cell["seconds"]["native"]["best"])
 
 
 def _least_seconds_of_flops(cell: dict[str, Any]) -> float:
-    shape = kernel.Cell(**{name: value for name, value in cell.items() if name != "seconds"})
-    pace = 2 * kernel.SGEMM**3 / float(cell["seconds"]["sgemm"]["best"])
-    return min(shape.dense_flops, shape.factorized_flops) / pace
+    return _flops(cell) / (sgemm_flops() / float(cell["seconds"]["sgemm"]["best"]))
+
+
+def _flops(cell: dict[str, Any]) -> float:
+    shape = Cell(**{name: value for name, value in cell.items() if name != "seconds"})
+    return min(shape.dense_flops, shape.factorized_flops)
 
 
 def rule(cells: list[dict[str, Any]]) -> str:
@@ -75,9 +96,7 @@ def rule(cells: list[dict[str, Any]]) -> str:
 
 
 def _picked(cell: dict[str, Any]) -> str:
-    return cheaper_form(
-        cell["tokens"], cell["tokens"], cell["head_dim"], cell["head_dim"], cell["order"], cell["is_causal"]
-    )
+    return cheaper_form(cell["tokens"], cell["tokens"], cell["head_dim"], cell["head_dim"], cell["order"], cell["is_causal"])
 
 
 def _row(cell: dict[str, Any]) -> list[str]:
@@ -85,12 +104,13 @@ def _row(cell: dict[str, Any]) -> list[str]:
     forms = {name: s[name] for name in ("dense", "factorized") if name in s}
     picked = _picked(cell)
     other = next((t for name, t in forms.items() if name != picked), None)
-    roofline = share_of_roofline(cell)
+    roofline, paired = share_of_roofline(cell), paired_share_of_sgemm(cell)
     mask = " causal" if cell["is_causal"] else ""
     row = [
         f"{cell['tokens']:,}, {cell['head_dim']}, {cell['heads']}{mask}",
         milliseconds(s["native"]),
         f"{share_of_sgemm(cell):.2f}",
+        "-" if paired is None else f"{paired:.2f}",
         "-" if roofline is None else f"{roofline:.2f}",
         times(s["sdpa"] / s["native"] if "sdpa" in s else None),
         times(s["chunked"] / s["native"] if "chunked" in s else None),

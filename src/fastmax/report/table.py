@@ -22,3 +22,7 @@ def milliseconds(seconds: float | None) -> str:
 
 def times(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x"
+
+
+def mask(is_causal: bool) -> str:
+    return "causal" if is_causal else "unmasked"

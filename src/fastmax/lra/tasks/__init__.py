@@ -4,18 +4,37 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastmax.data import cache
+from fastmax.data.registry import DataSet
 from fastmax.lra.tasks import image, listops, pathfinder, pixels, retrieval, text
-from fastmax.lra.tasks.interface import Split, Task
+from fastmax.lra.tasks.interface import Split, Task, TaskModule
 
-__all__ = ["SPLITS", "Split", "Task", "load", "names", "task"]
+__all__ = ["SPLITS", "Split", "Task", "data_sets", "load", "module", "names", "task"]
 
 SPLITS = ("train", "val", "test")
-_MODULES = {module.TASK.name: module for module in (listops, text, retrieval, image, pathfinder)}
+_MODULES: dict[str, TaskModule] = {
+    "listops": listops,
+    "text": text,
+    "retrieval": retrieval,
+    "image": image,
+    "pathfinder": pathfinder,
+}
 _SHORTEST = 16  # for sequences that are padded: there are enough different ListOps expressions of this length
 
 
 def names() -> tuple[str, ...]:
     return tuple(_MODULES)
+
+
+def module(name: str) -> TaskModule:
+    """All that there is of a task."""
+    if name not in _MODULES:
+        raise ValueError(f"task must be one of {', '.join(_MODULES)}, got {name!r}")
+    return _MODULES[name]
+
+
+def data_sets() -> dict[str, DataSet]:
+    """Where the data of each task comes from."""
+    return {name: one.DATA for name, one in _MODULES.items()}
 
 
 def task(name: str, *, length: int | None = None) -> Task:
@@ -24,9 +43,7 @@ def task(name: str, *, length: int | None = None) -> Task:
     Texts are cut. ListOps expressions are no longer than it; an expression cannot be cut. Images are averaged over
     squares of pixels, so that their length is 1024, 256, 64, 16 or 4.
     """
-    if name not in _MODULES:
-        raise ValueError(f"task must be one of {', '.join(_MODULES)}, got {name!r}")
-    official: Task = _MODULES[name].TASK
+    official = module(name).TASK
     if length is None:
         return official
     if official.pads and not _SHORTEST <= length <= official.length:
@@ -52,6 +69,6 @@ def load(
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
     shape = task(name, length=length)
-    source = _MODULES[name].source(data, split, shape.length, seed)
+    source = module(name).source(data, split, shape.length, seed)
     key: dict[str, str | int] = {"task": name, "split": split, "length": shape.length}
     return Split(*cache.load(f"{name}-{split}", key, source, data, limit))

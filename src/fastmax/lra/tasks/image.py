@@ -7,13 +7,50 @@ import numpy as np
 
 from fastmax.data import archives, files
 from fastmax.data.blocks import Block, Source
+from fastmax.data.registry import DataSet, Remote
+from fastmax.lra import harnesses
+from fastmax.lra.config import ModelPreset, TrainPreset
 from fastmax.lra.tasks import pixels
-from fastmax.lra.tasks.interface import Task
+from fastmax.lra.tasks.interface import PaperColumn, Task
 
 TASK = Task("image", length=1024, vocabulary=256, classes=10, pair=False, pads=False)
 _OFFICIAL = ("cifar-10-batches-bin", "cifar-10-binary.tar.gz")
 _BATCHES = {"train": [f"data_batch_{n}.bin" for n in range(1, 6)], "test": ["test_batch.bin"]}
 _GREY = np.array([0.2989, 0.5870, 0.1140], np.float32)
+_SKYFORMER = harnesses.skyformer(lr=1e-4, warmup=175, batch=256, vocabulary=256)
+PRESETS = {
+    "skyformer": _SKYFORMER,
+    "nystrom": harnesses.nystrom(_SKYFORMER, vocabulary=512, steps=35_000),
+    "google": harnesses.google(
+        ModelPreset(1, 128, 64, 8, 128, dropout=0.3, attention_dropout=0.2, pool="cls", vocabulary=256),
+        TrainPreset(lr=5e-4, warmup=175, batch=256, steps=35_000, schedule="cosine"),
+    ),
+}
+PAPER = PaperColumn(
+    accuracy={
+        "vanilla": 40.57,
+        "informer": 37.55,
+        "reformer": 43.72,
+        "linear": 42.34,
+        "performer": 39.78,
+        "fastmax2": 43.18,
+        "fastmax1": 42.76,
+    },
+    steps_per_second={"vanilla": 3.0, "fastmax2": 3.0, "fastmax1": 12.8},
+)
+DATA = DataSet(
+    "image",
+    "CIFAR-10, grey pixels",
+    ((*_OFFICIAL, "cifar10_grey/train.bin.xz"),),
+    (
+        Remote(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            "cifar-10-binary.tar.gz",
+            170_052_171,
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        ),
+    ),
+)
 
 
 def source(data: Path, split: str, length: int, seed: int) -> Source:  # noqa: ARG001  (one signature for all tasks)

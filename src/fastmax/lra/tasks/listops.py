@@ -1,18 +1,48 @@
 """ListOps: the value of a nested expression of minima, maxima, medians and sums of digits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from fastmax.data import files
 from fastmax.data.blocks import Block, Source, batches
+from fastmax.data.registry import BY_HAND, DataSet
+from fastmax.lra import harnesses
 from fastmax.lra.generators import listops as listops_trees
 from fastmax.lra.generators.listops import CLOSE, FIRST_OPERATOR, OPERATORS
-from fastmax.lra.tasks.interface import Task
+from fastmax.lra.tasks.interface import PaperColumn, Task
 
 TASK = Task("listops", length=2000, vocabulary=32, classes=10, pair=False, pads=True)
 SIZES = {"train": 96_000, "val": 2_000, "test": 2_000}
+
+_SKYFORMER = harnesses.skyformer(lr=1e-4, warmup=1000, batch=32, vocabulary=32)
+PRESETS = {
+    "skyformer": _SKYFORMER,
+    "nystrom": harnesses.nystrom(_SKYFORMER, steps=5_000),
+    "google": harnesses.google(
+        harnesses.google_bytes(4, 512, 8, 1024), harnesses.google_rsqrt(warmup=1000, steps=5_000)
+    ),
+}
+PAPER = PaperColumn(
+    accuracy={
+        "vanilla": 38.37,
+        "informer": 36.95,
+        "reformer": 37.00,
+        "linear": 16.13,
+        "performer": 37.80,
+        "fastmax2": 37.40,
+        "fastmax1": 37.20,
+    },
+    steps_per_second={"vanilla": 6.4, "fastmax2": 11.6, "fastmax1": 47.4},
+)
+DATA = DataSet(
+    "listops",
+    "nested lists of digits",
+    (("listops-1000",),),
+    generated=True,
+    hint=f"ListOps is generated on first use: nothing to fetch. {BY_HAND}",
+)
 
 _WRONG = 255
 _TABLE = bytes(
@@ -40,32 +70,6 @@ def tokenize(expression: bytes) -> bytes:
     if _WRONG in tokens or words != len(tokens):
         raise ValueError(f"expected digits, [MIN, [MAX, [MED, [SM, ] and parentheses, got {expression[:60]!r}")
     return tokens
-
-
-def evaluate(tokens: Sequence[int]) -> int:
-    """The value of an expression, with a stack: written apart from the generator, which works from the leaves up."""
-    stack: list[tuple[int, list[int]]] = [(0, [])]
-    for token in tokens:
-        if token < FIRST_OPERATOR:
-            stack[-1][1].append(token - 1)
-        elif token < CLOSE:
-            stack.append((token, []))
-        else:
-            operator, arguments = stack.pop()
-            if not stack or not arguments:
-                raise ValueError("a bracket closes nothing, or an operator without arguments")
-            stack[-1][1].append(_apply(OPERATORS[operator - FIRST_OPERATOR], sorted(arguments)))
-    if len(stack) != 1 or len(stack[0][1]) != 1:
-        raise ValueError("expected one expression, all brackets closed")
-    return stack[0][1][0]
-
-
-def _apply(operator: str, ordered: list[int]) -> int:
-    if operator == "SM":
-        return sum(ordered) % 10
-    if operator == "MED":
-        return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
-    return ordered[0 if operator == "MIN" else -1]
 
 
 def _generated(seed: int, split: str, length: int) -> Iterator[Block]:

@@ -7,12 +7,36 @@ import numpy as np
 
 from fastmax.data import files
 from fastmax.data.blocks import Block, Source, batches, pack
-from fastmax.lra.tasks.interface import Task
+from fastmax.data.registry import BY_HAND, DataSet
+from fastmax.lra import harnesses
+from fastmax.lra.tasks.interface import PaperColumn, Task
 
 TASK = Task("retrieval", length=4000, vocabulary=512, classes=2, pair=True, pads=True)
 _PARTS = {"train": "train", "val": "eval", "test": "test"}
 _LABELS = {b"0": 0, b"0.0": 0, b"1": 1, b"1.0": 1}
 _DOCS, _PAIRS = "aan/docs.tsv.xz", "aan/pairs.tsv.xz"
+
+_SKYFORMER = harnesses.skyformer(lr=2e-4, warmup=800, batch=16)
+PRESETS = {
+    "skyformer": _SKYFORMER,
+    "nystrom": harnesses.nystrom(_SKYFORMER, lr=1e-4, batch=32, steps=30_000),
+    "google": harnesses.google(
+        harnesses.google_bytes(4, 128, 4, 512), harnesses.google_rsqrt(warmup=8000, steps=5_000)
+    ),
+}
+PAPER = PaperColumn(
+    accuracy={
+        "vanilla": 80.69,
+        "informer": 75.25,
+        "reformer": 78.50,
+        "linear": 53.09,
+        "performer": 79.05,
+        "fastmax2": 78.11,
+        "fastmax1": 78.21,
+    },
+    steps_per_second={"vanilla": 1.7, "fastmax2": 6.9, "fastmax1": 24.7},
+)
+DATA = DataSet("retrieval", "pairs of ACL papers, bytes", (("tsv_data/new_aan_pairs.train.tsv", _PAIRS),), hint=BY_HAND)
 
 Pair = tuple[int, bytes, bytes]
 

@@ -1,20 +1,25 @@
 """`fastmax data`: what it prints and returns; nothing is fetched from the web here."""
 
-import argparse
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
-from fastmax.data import command, download
+from fastmax import cli
+from fastmax.commands import data as command
+from fastmax.data import download
 from fastmax.data.registry import Remote
 from tests.lra.samples import tar, write
 
 
 def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers(dest="command"))
-    return command.run(parser.parse_args(["data", *arguments]))
+    return cli.main(["data", *arguments])
 
 
 def test_list_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,3 +85,33 @@ def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("get", "imagenet")
     assert "tinyshakespeare" in capsys.readouterr().err
+
+
+def test_what_cannot_be_unpacked_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data"
+    for body in (b"", b"this is no archive" * 99, bytes(2000)):
+        assert run("unpack", str(write(tmp_path / "a.gz", body)), "--data", str(data)) in (0, 1)
+        assert capsys.readouterr().err.count("\n") == (1 if body != bytes(2000) else 0)
+    big = tar(tmp_path / "big.gz", {"one": bytes(600_000), "two": bytes(600_000)})
+    assert run("unpack", str(big), "--data", str(data), "--max-size", "0.001") == 1
+    assert "holds more than 0.001 GB, which is the limit" in capsys.readouterr().err
+    assert not data.exists() or not list(data.iterdir())
+    with pytest.raises(SystemExit) as stop:
+        run("unpack", str(big), "--max-size", "0")
+    assert stop.value.code == 2
+
+
+def test_unpacking_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
+    path, data = tmp_path / "large.tar", tmp_path / "data"
+    with tarfile.open(path, "w") as archive:
+        for number in range(20_000):
+            archive.addfile(tarfile.TarInfo(f"folder/{number}"))
+    command = [sys.executable, "-m", "fastmax", "data", "unpack", str(path), "--data", str(data)]
+    process = subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not list(data.glob(".draft-*/folder/*")):
+        time.sleep(0.001)
+    process.send_signal(signal.SIGTERM)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert printed == ""
+    assert not list(data.iterdir())

@@ -1,0 +1,1 @@
+"""The commands of `fastmax`, a module each: options to calls, results to text."""
