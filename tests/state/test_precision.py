@@ -8,15 +8,17 @@ from torch import Tensor
 
 from fastmax import reference_attention
 from fastmax.state import FastmaxState
+from tests.support import assert_within_budget
 
-B, H = 4, 4
+B, H = 2, 4
 BUDGET = 5e-6
+"""For some hundred queries. Of many thousands the worst is worse, in the dense form too: up to 7e-6 at D = 128, scale 1."""
 
 
-def sequence(keys: int, head_dim: int, kind: str) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (torch.randn(B, H, keys, head_dim) for _ in range(3))
+def sequence(keys: int, head_dim: int, kind: str, batch: int = B) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (torch.randn(batch, H, keys, head_dim) for _ in range(3))
     if kind == "alike":
-        k = torch.randn(B, H, 1, head_dim) + 1e-3 * k
+        k = torch.randn(batch, H, 1, head_dim) + 1e-3 * k
     return q, k, v
 
 
@@ -52,6 +54,19 @@ def test_few_keys(head_dim: int, power: float, kind: str) -> None:
         a.update(k[:, :, :half], v[:, :, :half])
         b.update(k[:, :, half:], v[:, :, half:])
         assert error((a + b).read(q), unmasked) <= BUDGET, (keys, "added")
+
+
+@pytest.mark.parametrize("kind", ["random", "alike"])
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_many_queries_are_held_to_the_dense_form(head_dim: int, kind: str) -> None:
+    for keys in (2, 8, 30):
+        q, k, v = sequence(keys, head_dim, kind, batch=64)
+        dense = reference_attention(q, k, v, is_causal=True, scale=1.0)
+        exact = reference_attention(q.double(), k.double(), v.double(), is_causal=True, scale=1.0)
+        state = FastmaxState.empty(64, H, head_dim, scale=1.0)
+        with torch.no_grad():
+            o = torch.cat([state.step(*token) for token in zip(*(x.split(1, 2) for x in (q, k, v)), strict=True)], 2)
+        assert_within_budget(o, exact, dense)
 
 
 @pytest.mark.parametrize("order", [1, 3, 4])
