@@ -1,6 +1,9 @@
 """What the README shows is what happens."""
 
 import re
+import subprocess
+import sys
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,23 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_examples_run(block: str) -> None:
     exec(compile(block, "README.md", "exec"), {})
+
+
+def test_the_examples_satisfy_a_strict_type_checker(tmp_path: Path) -> None:
+    """A user's: outside of the repository and its settings, so by what the package says of itself."""
+    pytest.importorskip("mypy")
+    for i, block in enumerate(BLOCKS):
+        (tmp_path / f"example_{i}.py").write_text(block)
+    (tmp_path / "wrong.py").write_text('from fastmax import FastmaxState\nFastmaxState.empty(1, 2, "three")\n')
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(tmp_path / "cache"), "."]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    first, *rest = result.stdout.splitlines()
+    assert first.startswith("wrong.py:2: error: Argument 3"), result.stdout + result.stderr
+    assert rest == [f"Found 1 error in 1 file (checked {len(BLOCKS) + 1} source files)"], result.stdout
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert files("fastmax").joinpath("py.typed").is_file()
 
 
 def test_there_are_examples() -> None:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from fastmax import fastmax_attention, reference_attention
-from fastmax.backends import native
 from fastmax.features import feature_count
-from fastmax.state import FastmaxState
+from fastmax.state import FastmaxState, decode
+from fastmax.state.recent import capacity
 from tests.support import randn
 
-B, HQ, HKV, N, D, DV = 3, 4, 2, 9, 6, 5
+B, HQ, HKV, N, D, DV = 3, 4, 2, 41, 6, 5
+assert 2 * capacity(D, DV, 2) < N, "tokens must go from the recent ones to the sum, more than once"
 
 
 def tokens(dtype: torch.dtype = torch.float64, grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -28,44 +29,48 @@ def empty(**options: Any) -> FastmaxState:
     return FastmaxState.empty(B, HKV, D, DV, **{"dtype": torch.float64, **options})
 
 
-def in_place_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: Tensor,
-    *,
-    head_scale: Tensor | None,
-    scale: float,
-    key_mask: Any,
-    **options: Any,
-) -> Tensor:
-    """A fused kernel, as a backend may have one: overwrites the state."""
-    assert not torch.is_grad_enabled()
-    assert q.dim() == 3
-    o, new = fastmax_attention(
-        *(x.unsqueeze(2) for x in (q, k, v)),
-        None if key_mask is None else key_mask[:, None, None, :],
-        is_causal=True,
-        scale=scale if head_scale is None else head_scale,
-        enable_gqa=True,
-        initial_state=state,
-        return_state=True,
-        backend="chunked",
-        **options,
-    )
-    state.copy_(new)
-    return o.squeeze(2)
+class Fused:
+    """A backend with a step of its own."""
+
+    def __init__(self) -> None:
+        self.step = Mock(side_effect=self._step)
+
+    def can_step(self, device: torch.device, order: int, head_dim: int, value_dim: int) -> bool:
+        return (device.type, head_dim, value_dim) == ("cpu", D, DV) and 1 <= order <= 4
+
+    def _step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        total: Any,
+        recent_k: Tensor,
+        recent_u: Tensor,
+        count: int,
+        **options: Any,
+    ) -> Tensor:
+        """By the letter of the contract, and overwriting memory without autograd's knowledge."""
+        assert q.shape == (B, HQ, D)
+        assert total is None or total.is_contiguous()
+        assert recent_k.is_contiguous()
+        assert recent_u.is_contiguous()
+        assert recent_k.shape[2] == recent_u.shape[2] > count
+        before = recent_k._version if not recent_k.is_inference() else 0
+        o = decode.step(q, k, v, total, recent_k, recent_u, count, **options)
+        assert recent_k.is_inference() or recent_k._version > before
+        return o
 
 
-@pytest.fixture(params=["composed", "in place", "auto"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Without a fused step, with one in Python, and with what this machine has."""
+@pytest.fixture(params=["composed", "fused", "auto"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fused | None:
+    """Never in place, by a backend that has a step, and with what this machine has."""
     if request.param == "composed":
-        monkeypatch.setattr(native, "step_unsupported", lambda *_args, **_options: "not now")
-    if request.param == "in place":
-        monkeypatch.setattr(native, "step_unsupported", lambda *_args, **_options: None)
-        monkeypatch.setattr(native, "step", Mock(side_effect=in_place_step))
-    return str(request.param)
+        monkeypatch.setattr(FastmaxState, "_may_step_in_place", lambda *_: False)
+    if request.param == "fused":
+        fused = Fused()
+        monkeypatch.setattr(decode, "BACKENDS", {"other": object(), "fused": fused})
+        return fused
+    return None
 
 
 MASK = torch.tensor(
@@ -86,11 +91,11 @@ SCALES: dict[str, Any] = {
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
 @pytest.mark.parametrize("options", SCALES.values(), ids=SCALES)
-@pytest.mark.parametrize("prefill", [0, 1, 4, N])
+@pytest.mark.parametrize("prefill", [0, 1, 20, N])
 def test_decoding_is_the_causal_attention(
-    options: dict[str, Any], padded: bool, grad: bool, prefill: int, kernel: str
+    options: dict[str, Any], padded: bool, grad: bool, prefill: int, kernel: Fused | None
 ) -> None:
-    q, k, v = tokens()
+    q, k, v = tokens(grad=grad)
     mask = MASK if padded else None
     expected = reference_attention(
         q, k, v, None if mask is None else mask[:, None, None, :], is_causal=True, enable_gqa=True, **options
@@ -103,27 +108,28 @@ def test_decoding_is_the_causal_attention(
             parts.append(state.step(q[:, :, now], k[:, :, now], v[:, :, now], None if mask is None else mask[:, now]))
     torch.testing.assert_close(torch.cat(parts, 2), expected)
     assert state.tokens.tolist() == (MASK.sum(-1).tolist() if padded else [N] * B)
-    if kernel == "in place":
-        assert isinstance(native.step, Mock)
-        assert native.step.call_count == (0 if grad else N - prefill + (prefill == 1))
+    if kernel is not None:
+        assert kernel.step.call_count == (0 if grad else N - prefill + (prefill == 1))
 
 
-def test_the_kernel_steps_in_place_once_the_state_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_write_beside_the_others_unless_autocast_wants_a_say(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = (x[:, :, :1] for x in tokens(torch.float32))
-    state = empty(dtype=torch.float32)
-    here = native.step_unsupported(q, v, state.tensor, order=2) is None
-    spy = Mock(wraps=native.step)
-    monkeypatch.setattr(native, "step", spy)
+    state, fused = empty(dtype=torch.float32), Fused()
+    monkeypatch.setattr(decode, "BACKENDS", {"fused": fused})
     with torch.no_grad():
         state.step(q, k, v)
-        address = state.tensor.data_ptr()
+        address = state._recent.keys.data_ptr()
         state.step(q, k, v)
-        assert (state.tensor.data_ptr() == address) is here
+        assert state._recent.keys.data_ptr() == address
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert state.step(q, k, v).dtype == torch.bfloat16
+            assert state.read(q).dtype == torch.bfloat16
+    assert fused.step.call_count == 2
     state.step(q, k, v)
-    assert spy.call_count == (2 if here else 0)
-    assert state.tokens.tolist() == [4] * B
+    assert fused.step.call_count == 3, "nothing here requires a gradient"
+    state.step(q.requires_grad_(), k, v)
+    assert fused.step.call_count == 3
+    assert state.tokens.tolist() == [5] * B
 
 
 @pytest.mark.parametrize("split", [0, 1, 5, N])
@@ -274,9 +280,9 @@ def test_dtypes() -> None:
 
 def test_sizes() -> None:
     state = FastmaxState.empty(2, 3, 64)
-    assert state.nbytes == 2 * 3 * feature_count(64, 2) * 65 * 4 == 3_346_200
-    assert FastmaxState.break_even(64) == 1090
-    assert FastmaxState.break_even(64, cache_dtype=torch.bfloat16) == 2179
+    assert state.nbytes == 2 * 3 * (feature_count(64, 2) * 65 + 128 * (64 + 65)) * 4 == 3_742_488
+    assert FastmaxState.break_even(64) == 1219
+    assert FastmaxState.break_even(64, cache_dtype=torch.bfloat16) == 2437
     for head_dim, value_dim, order in ((64, 64, 2), (8, 5, 1), (16, 16, 3)):
         cut = FastmaxState.break_even(head_dim, value_dim, order)
         size = FastmaxState.empty(1, 1, head_dim, value_dim, order).nbytes
@@ -358,6 +364,7 @@ def test_states_of_different_batches_do_not_add() -> None:
         (lambda s: FastmaxState(s.tensor, s.tokens[:1], head_dim=D), r"tokens must be int64 of shape \(3,\)"),
         (lambda _: empty(order=5), "order must be at least 1 and at most 4, got 5"),
         (lambda _: empty(scale=float("inf")), "scale must be finite, got inf"),
+        (lambda _: empty(scale=10**400), "scale must be finite, got 1000"),
         (lambda _: empty(scale=torch.ones(3)), "a multiple of the 2 key heads, got 3"),
         (lambda _: empty(dtype=torch.float16), r"a state must be float32 or float64.*got torch\.float16"),
     ],
@@ -367,6 +374,24 @@ def test_refusals(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(state)
     assert state.tokens.tolist() == [0] * B
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_a_refused_step_leaves_the_state_as_it_was(count: int) -> None:
+    q, k, v = tokens()
+    scale = torch.full((HQ,), 0.3, dtype=torch.float64)
+    state = empty(scale=scale)
+    state.update(k[:, :, :10], v[:, :, :10])
+    before = state.read(q)
+    given = q[:, :, :count].requires_grad_(), k[:, :, :count], v[:, :, :count]
+    with pytest.raises(ValueError, match="query heads must be the 4 that scale has values for, got 2"):
+        state.step(given[0][:, :2], *given[1:])
+    scale.fill_(torch.nan)
+    with pytest.raises(ValueError, match="scale must be finite"):
+        state.step(*given)
+    scale.fill_(0.3)
+    assert torch.equal(state.read(q), before)
+    assert state.tokens.tolist() == [10] * B
 
 
 def test_a_step_compiles_in_one_graph() -> None:
@@ -383,5 +408,5 @@ def test_a_step_compiles_in_one_graph() -> None:
 def test_repr() -> None:
     assert repr(FastmaxState.empty(1, 2, 4, 3)) == (
         "FastmaxState(batch=1, num_kv_heads=2, head_dim=4, value_dim=3, order=2, scale=1.0, normalize=True, "
-        "dtype=torch.float32, device=cpu, nbytes=480)"
+        "dtype=torch.float32, device=cpu, nbytes=1504)"
     )

@@ -1,6 +1,6 @@
 """What a FastmaxState accepts: each refusal says what was expected and what came."""
 
-from math import isfinite
+import sys
 from typing import Any
 
 import torch
@@ -8,12 +8,10 @@ from torch import Tensor
 
 from fastmax.core import MAX_ORDER
 from fastmax.features import feature_count
+from fastmax.state.recent import Recent, capacity
 
 
-def parts(
-    tensor: Tensor, tokens: Tensor, head_dim: int, order: int, scale: float | Tensor | None, normalize: bool
-) -> None:
-    """The parts of a state: they may come from a file, so nothing is taken for granted."""
+def options(head_dim: int, order: int, normalize: bool) -> None:
     for name, number, most in (("order", order, MAX_ORDER), ("head_dim", head_dim, None)):
         if not isinstance(number, int) or isinstance(number, bool):
             raise TypeError(f"{name} must be an int, got {number!r}")
@@ -21,27 +19,67 @@ def parts(
             raise ValueError(f"{name} must be at least 1{'' if most is None else f' and at most {most}'}, got {number}")
     if not isinstance(normalize, bool):
         raise TypeError(f"normalize must be True or False, got {normalize!r}")
-    if tensor.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"a state must be float32 or float64, the dtypes that sums are taken in, got {tensor.dtype}")
+
+
+def sizes(batch: int, num_kv_heads: int, value_dim: int, dtype: torch.dtype) -> None:
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"a state must be float32 or float64, the dtypes that sums are taken in, got {dtype}")
+    for name, number, least in (("batch", batch, 0), ("num_kv_heads", num_kv_heads, 1), ("value_dim", value_dim, 1)):
+        if number < least:
+            raise ValueError(f"{name} must be at least {least}, got {number}")
+
+
+def total(tensor: Tensor, head_dim: int, order: int) -> None:
+    """A sum over keys."""
     features = feature_count(head_dim, order)
     if tensor.dim() != 4 or tensor.shape[2] != features or tensor.shape[3] < 2:
         raise ValueError(
             f"a state must be of shape (B, Hkv, F, Dv + 1) with F = {features} for order {order} at D = {head_dim}, "
             f"got {tuple(tensor.shape)}"
         )
-    if tuple(tokens.shape) != tensor.shape[:1] or tokens.dtype != torch.int64:
+
+
+def tokens(count: Tensor, batch: int, device: torch.device) -> None:
+    if tuple(count.shape) != (batch,) or count.dtype != torch.int64:
+        raise ValueError(f"tokens must be int64 of shape ({batch},), got {count.dtype} of shape {tuple(count.shape)}")
+    if count.device != device:
+        raise ValueError(f"a state and its tokens must be on one device, got {device} and {count.device}")
+
+
+def stored(summed: Tensor | None, recent: Recent, count: Tensor, head_dim: int, order: int) -> None:
+    """Parts that come from elsewhere, with their values: nothing is taken for granted."""
+    keys, values = recent.keys, recent.values
+    if keys.dim() != 4 or values.dim() != 4 or keys.shape[:3] != values.shape[:3] or keys.shape[3] != head_dim:
         raise ValueError(
-            f"tokens must be int64 of shape ({tensor.shape[0]},), got {tokens.dtype} of shape {tuple(tokens.shape)}"
+            f"recent_keys and recent_values must be of shapes (B, Hkv, n, {head_dim}) and (B, Hkv, n, Dv + 1), "
+            f"got {tuple(keys.shape)} and {tuple(values.shape)}"
         )
-    if tensor.device != tokens.device:
-        raise ValueError(f"a state and its tokens must be on one device, got {tensor.device} and {tokens.device}")
-    _scale(scale, tensor)
+    sizes(keys.shape[0], keys.shape[1], values.shape[3] - 1, keys.dtype)
+    if summed is not None:
+        total(summed, head_dim, order)
+        if summed.shape[:2] != keys.shape[:2] or summed.shape[3] != values.shape[3]:
+            raise ValueError(
+                f"sum must fit recent_keys {tuple(keys.shape)} and recent_values {tuple(values.shape)}, "
+                f"got {tuple(summed.shape)}"
+            )
+    for x in (values, *(() if summed is None else (summed,))):
+        if x.dtype != keys.dtype or x.device != keys.device:
+            raise ValueError(f"all sums must be {keys.dtype} on {keys.device}, got {x.dtype} on {x.device}")
+    most = capacity(head_dim, values.shape[3] - 1, order)
+    if recent.length > most:
+        raise ValueError(f"at most {most} tokens are recent, got {recent.length}")
+    tokens(count, keys.shape[0], keys.device)
+    ones = values[..., -1]
+    if not bool(((ones == 0) | (ones == 1)).all()):
+        raise ValueError("the last column of recent_values must be 1 where a key counts and 0 where not")
+    if bool((count < ones[:, 0].sum(-1)).any()):
+        raise ValueError(f"tokens must be at least as many as are recent, got {count.tolist()}")
 
 
-def keys(key: Tensor, value: Tensor, key_mask: Tensor | None, state: Tensor, head_dim: int) -> None:
-    batch, heads, _, columns = state.shape
-    _like("key", key, (batch, heads, None, head_dim), state)
-    _like("value", value, (batch, heads, key.shape[2], columns - 1), state)
+def keys(key: Tensor, value: Tensor, key_mask: Tensor | None, recent: Recent) -> None:
+    batch, heads, _, head_dim = recent.keys.shape
+    _like("key", key, (batch, heads, None, head_dim), recent.keys)
+    _like("value", value, (batch, heads, key.shape[2], recent.values.shape[3] - 1), recent.keys)
     if key_mask is not None and (key_mask.dtype != torch.bool or tuple(key_mask.shape) != (batch, key.shape[2])):
         raise ValueError(
             f"key_mask must be boolean, True where a key counts, of shape {(batch, key.shape[2])}, "
@@ -49,10 +87,13 @@ def keys(key: Tensor, value: Tensor, key_mask: Tensor | None, state: Tensor, hea
         )
 
 
-def queries(query: Tensor, tokens: int | None, state: Tensor, head_dim: int) -> None:
-    _like("query", query, (state.shape[0], None, tokens, head_dim), state)
-    if query.shape[1] % state.shape[1]:
-        raise ValueError(f"query heads must be a multiple of the {state.shape[1]} of the state, got {query.shape[1]}")
+def queries(query: Tensor, count: int | None, recent: Recent, scale: float | Tensor) -> None:
+    batch, heads, _, head_dim = recent.keys.shape
+    _like("query", query, (batch, None, count, head_dim), recent.keys)
+    if query.shape[1] % heads:
+        raise ValueError(f"query heads must be a multiple of the {heads} of the state, got {query.shape[1]}")
+    if isinstance(scale, Tensor) and scale.dim() == 1 and scale.shape[0] != query.shape[1]:
+        raise ValueError(f"query heads must be the {scale.shape[0]} that scale has values for, got {query.shape[1]}")
 
 
 def same(purpose: str, expected: dict[str, Any], got: dict[str, Any]) -> None:
@@ -63,21 +104,21 @@ def same(purpose: str, expected: dict[str, Any], got: dict[str, Any]) -> None:
         raise ValueError(f"states must agree {purpose}: expected {ours}, got {theirs}")
 
 
-def _scale(scale: float | Tensor | None, tensor: Tensor) -> None:
-    if isinstance(scale, Tensor):
-        if scale.dim() > 1 or not scale.is_floating_point():
+def scale(value: float | Tensor | None, num_kv_heads: int) -> None:
+    if isinstance(value, Tensor):
+        if value.dim() > 1 or not value.is_floating_point():
             raise ValueError(
-                f"scale must be floating-point, one value or one per query head, got {scale.dtype} {tuple(scale.shape)}"
+                f"scale must be floating-point, one value or one per query head, got {value.dtype} {tuple(value.shape)}"
             )
-        if scale.dim() == 1 and (scale.shape[0] == 0 or scale.shape[0] % tensor.shape[1]):
+        if value.dim() == 1 and (value.shape[0] == 0 or value.shape[0] % num_kv_heads):
             raise ValueError(
-                f"scale must have one value per query head, a multiple of the {tensor.shape[1]} key heads, "
-                f"got {scale.shape[0]}"
+                f"scale must have one value per query head, a multiple of the {num_kv_heads} key heads, "
+                f"got {value.shape[0]}"
             )
-    elif scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float)):
-        raise TypeError(f"scale must be a number, a tensor or None, got {scale!r}")
-    elif scale is not None and not isfinite(scale):
-        raise ValueError(f"scale must be finite, got {scale}")
+    elif value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise TypeError(f"scale must be a number, a tensor or None, got {value!r}")
+    elif value is not None and not abs(value) <= sys.float_info.max:  # an int may be too large to become a float
+        raise ValueError(f"scale must be finite, got {value}")
 
 
 def _like(name: str, x: Tensor, shape: tuple[int | None, ...], state: Tensor) -> None:
@@ -89,3 +130,5 @@ def _like(name: str, x: Tensor, shape: tuple[int | None, ...], state: Tensor) ->
         raise ValueError(
             f"{name} is float64, so the state must be created with dtype=torch.float64; it is {state.dtype}"
         )
+    if x.device != state.device:
+        raise ValueError(f"{name} must be on {state.device} as the state is, got {x.device}")

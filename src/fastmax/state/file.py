@@ -10,30 +10,44 @@ from torch import Tensor
 
 from fastmax._atomic_file import write_whole
 
-VERSION = 1
+VERSION = 2
 FORMAT = "fastmax.state"
 _OPTIONS = {"version": int, "order": int, "head_dim": int, "value_dim": int, "normalize": bool}
-_NAMES = {*_OPTIONS, "scale", "tensor", "tokens"}
+_TENSORS = ("sum", "recent_keys", "recent_values", "tokens")
+_NAMES = {*_OPTIONS, *_TENSORS, "scale"}
 
 
-def parts(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of FastmaxState's constructor, from what its `state_dict` returned."""
+def checked(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """What `FastmaxState.state_dict` returned, with every entry of its type. That they fit together remains to be seen."""
     if set(state_dict) != _NAMES:
         raise ValueError(f"a state has the entries {', '.join(sorted(_NAMES))}; got {', '.join(sorted(state_dict))}")
     for name, kind in _OPTIONS.items():
         if type(state_dict[name]) is not kind:
-            raise ValueError(f"{name} must be of type {kind.__name__}, got {state_dict[name]!r}")
-    for name in ("tensor", "tokens"):
+            raise ValueError(f"{name} must be of type {kind.__name__}, got {_shown(state_dict[name])}")
+    if state_dict["version"] != VERSION:
+        raise ValueError(f"the version must be {VERSION}, got {_shown(state_dict['version'])}")
+    for name in _TENSORS:
         if not isinstance(state_dict[name], Tensor):
             raise ValueError(f"{name} must be a tensor, got {type(state_dict[name]).__name__}")
-    if type(state_dict["scale"]) not in (int, float) and not isinstance(state_dict["scale"], Tensor):
-        raise ValueError(f"scale must be a number or a tensor, got {state_dict['scale']!r}")
-    if state_dict["version"] != VERSION:
-        raise ValueError(f"the version must be {VERSION}, got {state_dict['version']}")
-    shape = tuple(state_dict["tensor"].shape)
+    scale = state_dict["scale"]
+    if isinstance(scale, Tensor):
+        if scale.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(f"scale must be float64, float32, bfloat16 or float16, got {scale.dtype}")
+        if not bool(torch.isfinite(scale).all()):
+            raise ValueError(f"scale must be finite, got {scale.tolist()}")
+    elif type(scale) not in (int, float):
+        raise ValueError(f"scale must be a number or a tensor, got {_shown(scale)}")
+    shape = tuple(state_dict["recent_values"].shape)
     if shape[-1:] != (state_dict["value_dim"] + 1,):
-        raise ValueError(f"tensor must have value_dim + 1 = {state_dict['value_dim'] + 1} columns, got shape {shape}")
-    return {name: state_dict[name] for name in _NAMES - {"version", "value_dim"}}
+        raise ValueError(f"recent_values must have value_dim + 1 columns, got shape {shape}")
+    if state_dict["sum"].dim() != 4:
+        raise ValueError(f"sum must have 4 dimensions, got shape {tuple(state_dict['sum'].shape)}")
+    return state_dict
+
+
+def _shown(x: Any) -> str:
+    text = repr(x)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -60,5 +74,8 @@ def load(path: str | os.PathLike[str], device: torch.device | str) -> dict[str, 
         raise ValueError(f"not a whole safetensors file ({error})") from error
     for name, text in metadata.items():
         if name != "format":
-            state[name] = json.loads(text)
+            try:
+                state[name] = json.loads(text)
+            except RecursionError as error:
+                raise ValueError(f"{name} is nested too deeply") from error
     return state

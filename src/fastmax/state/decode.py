@@ -1,0 +1,101 @@
+"""A few queries on a state: they read the sum, and see the recent tokens densely. And one step of decoding, in place."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fastmax.backends import BACKENDS
+from fastmax.core import similarity, standardize
+from fastmax.features import phi
+from fastmax.state.recent import Recent
+
+
+def attend(query: Tensor, total: Tensor | None, recent: Recent, *, order: int, first: int | None) -> Tensor:
+    """(B, Hq, N, D), normalized and scaled -> (B, Hq, N, Dv), zeros where there is no key.
+
+    Query n sees the recent keys up to `first` + n, or all of them if that is None. Differentiable, unless a sum of an order
+    above 2 is read.
+    """
+    batch, heads, count, head_dim = query.shape
+    key_heads = recent.keys.shape[1]
+    q = query.reshape(batch, key_heads, heads // key_heads * count, head_dim)
+    weights = similarity(q @ recent.keys.mT, order)
+    if first is not None and count > 1:
+        weights = weights.reshape(batch, heads, count, -1).tril(first).reshape(weights.shape)
+    f = weights @ recent.values
+    if total is not None:
+        f = f + monomials(q, order) @ total
+    g = f[..., -1:]
+    o = torch.where(g == 0, 0, f[..., :-1] / torch.where(g == 0, 1, g))
+    return o.reshape(batch, heads, count, o.shape[-1])
+
+
+def monomials(x: Tensor, order: int) -> Tensor:
+    """(..., N, D) -> (..., N, F): `fastmax.features.phi` for a few tokens, differentiable and traceable up to order 2."""
+    if order > 2:
+        return phi(x.mT.contiguous(), order).mT
+    features = [torch.ones_like(x[..., :1]), x]
+    if order == 2:
+        i, j = torch.triu_indices(x.shape[-1], x.shape[-1], device=x.device)
+        weights = 1 + (0.5**0.5 - 1) * (i == j).to(x.dtype)
+        features.append(x[..., i] * x[..., j] * weights)
+    return torch.cat(features, -1)
+
+
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    total: Tensor | None,
+    recent_k: Tensor,
+    recent_u: Tensor,
+    recent_count: int,
+    *,
+    order: int,
+    scale: float,
+    head_scale: Tensor | None,
+    normalize: bool,
+    key_mask: Tensor | None,
+) -> Tensor:
+    """Decode one token per sequence: keep its key and value in place, and return what its query gets, (B, Hq, Dv).
+
+    This is what a backend may offer as its own `step`, beside `can_step(device, order, head_dim, value_dim) -> bool`. Nobody
+    watches these tensors: no gradient, no tracer, no mode.
+
+    Args:
+        q, k, v: (B, Hq, D), (B, Hkv, D) and (B, Hkv, Dv), of any floating dtypes and strides.
+        total: the sum over older keys, (B, Hkv, F, Dv + 1), contiguous, only read; None if there is none.
+        recent_k: (B, Hkv, R, D), contiguous, in the dtype of the sums. k̂ is written at index `recent_count`.
+        recent_u: (B, Hkv, R, Dv + 1), likewise. u = [v, 1] is written there.
+        recent_count: how many recent tokens there are, less than R. The query sees these and its own.
+        scale, head_scale: a number, and one per query head, (Hq,), or None; the scale is their product.
+        key_mask: (B, 1), bool: where it is False, k̂ and u are zeros, whatever k and v hold. Or None.
+
+    Returns:
+        In the dtype of v.
+    """
+    dtype = recent_k.dtype
+    token = Recent.of(k.unsqueeze(2), v.unsqueeze(2), key_mask, dtype=dtype, normalize=normalize)
+    recent_k.narrow(2, recent_count, 1).copy_(token.keys)
+    recent_u.narrow(2, recent_count, 1).copy_(token.values)
+    recent = Recent(recent_k[:, :, : recent_count + 1], recent_u[:, :, : recent_count + 1], True)
+    query = scaled_query(q.unsqueeze(2), scale if head_scale is None else scale * head_scale, dtype, normalize)
+    return attend(query, total, recent, order=order, first=None).squeeze(2).to(v.dtype)
+
+
+def scaled_query(query: Tensor, scale: float | Tensor, dtype: torch.dtype, normalize: bool) -> Tensor:
+    query = standardize(query.to(dtype)) if normalize else query.to(dtype)
+    if isinstance(scale, Tensor) and scale.dim():
+        scale = scale[:, None, None]
+    return query * (scale.to(dtype) if isinstance(scale, Tensor) else scale)
+
+
+def best_step(device: torch.device, order: int, head_dim: int, value_dim: int) -> Callable[..., Tensor]:
+    """The `step` of the first backend that has one for such a state, else the one above."""
+    for backend in BACKENDS.values():
+        can_step = getattr(backend, "can_step", None)
+        if can_step is not None and can_step(device, order, head_dim, value_dim):
+            fused: Callable[..., Tensor] = backend.step  # type: ignore[attr-defined]
+            return fused
+    return step

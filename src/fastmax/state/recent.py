@@ -1,0 +1,67 @@
+"""The youngest tokens of a state, kept beside the sum and seen densely.
+
+In the sum over keys, terms of the size of D^2 / 2 cancel. With many keys nothing is lost by that, but with few, in fp32,
+order 2, scale 1: one key at D = 64 is off by 1.4e-4 where the dense form is off by 2e-7, 33 that are nearly equal by 2e-5.
+So no token is in a sum before there are many.
+"""
+
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fastmax.core import standardize
+from fastmax.features import feature_count
+
+
+def capacity(head_dim: int, value_dim: int, order: int) -> int:
+    """How many tokens are kept at most: as many as make half of the work and memory of the sum, from 16 to 128.
+
+    The cancellation grows with D^2, and so must their number: 32 at D = 16, 80 at 24, 128 from 32 on. With 70 nearly equal
+    keys at scale 1 and D = 64, 32 tokens leave an error of 1.4e-5, and 128 that of the dense form, 3e-6.
+    """
+    share = feature_count(head_dim, order) * (value_dim + 1) // (2 * (head_dim + value_dim + 1))
+    return min(max(share // 16 * 16, 16), 128)
+
+
+class Recent(NamedTuple):
+    """Tokens in the dtype of the sums: k̂ and u = [v, 1], both zeros for a key that does not count."""
+
+    keys: Tensor  # (B, Hkv, n, D)
+    values: Tensor  # (B, Hkv, n, Dv + 1)
+    masked: bool  # whether there may be keys that do not count
+
+    @classmethod
+    def of(cls, key: Tensor, value: Tensor, key_mask: Tensor | None, *, dtype: torch.dtype, normalize: bool) -> Self:
+        key, values = key.to(dtype), pad(value.to(dtype), (0, 1), value=1.0)
+        if key_mask is not None:
+            counts = key_mask[:, None, :, None]
+            key, values = torch.where(counts, key, 0), torch.where(counts, values, 0)
+        return cls(standardize(key) if normalize else key, values, key_mask is not None)
+
+    @property
+    def length(self) -> int:
+        return self.keys.shape[2]
+
+    @property
+    def attn_mask(self) -> Tensor | None:
+        """(B, 1, 1, n), True where a key counts; None if all do."""
+        return (self.values[:, :1, :, -1] != 0).unsqueeze(2) if self.masked else None
+
+    def then(self, other: "Recent") -> "Recent":
+        return Recent(
+            torch.cat((self.keys, other.keys), 2),
+            torch.cat((self.values, other.values), 2),
+            self.masked or other.masked,
+        )
+
+    def copy(self) -> "Recent":
+        """Contiguous, and keeping nothing else alive."""
+        keys, values = (x.clone(memory_format=torch.contiguous_format) for x in (self.keys, self.values))
+        return Recent(keys, values, self.masked)
+
+    def split(self, at: int) -> "tuple[Recent, Recent]":
+        """The `at` oldest, and the rest."""
+        older = Recent(self.keys[:, :, :at], self.values[:, :, :at], self.masked)
+        return older, Recent(self.keys[:, :, at:], self.values[:, :, at:], self.masked)
