@@ -96,7 +96,9 @@ def rule(cells: list[dict[str, Any]]) -> str:
 
 
 def _picked(cell: dict[str, Any]) -> str:
-    return cheaper_form(cell["tokens"], cell["tokens"], cell["head_dim"], cell["head_dim"], cell["order"], cell["is_causal"])
+    return cheaper_form(
+        cell["tokens"], cell["tokens"], cell["head_dim"], cell["head_dim"], cell["order"], cell["is_causal"]
+    )
 
 
 def _row(cell: dict[str, Any]) -> list[str]:
