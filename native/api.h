@@ -6,14 +6,16 @@
 #include <stdint.h>
 
 #define FM_TYPES(X) X(F32, 0) X(F64, 1) X(BF16, 2) X(F16, 3)
+#define FM_NORMALIZATIONS(X) X(AS_IT_IS, 0) X(STANDARDIZE, 1) X(RMS, 2)
 #define FM_FORMS(X) X(DENSE, 1) X(FACTORIZED, 2)
 // BAD_x: the kernels have no code for the value of x; nothing was computed.
 #define FM_STATUSES(X) \
   X(OK, 0) X(NO_MEMORY, 1) X(BAD_LEVEL, 2) X(BAD_TYPE, 3) X(BAD_ORDER, 4) X(BAD_FORM, 5) X(BAD_CHUNK, 6) X(BAD_DIM, 7) \
-  X(BAD_DECAY, 8)
+  X(BAD_DECAY, 8) X(BAD_NORMALIZE, 9)
 
 #define FM_ENUMERATOR(name, value) FM_##name = value,
 enum FmType { FM_TYPES(FM_ENUMERATOR) };
+enum FmNormalize { FM_NORMALIZATIONS(FM_ENUMERATOR) };
 enum FmForm { FM_FORMS(FM_ENUMERATOR) };
 enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
 
@@ -39,7 +41,7 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   INT(value_dim)                                                                               \
   INT(order)                                                                                   \
   INT(is_causal)                                                                               \
-  INT(normalize)                                                                               \
+  INT(normalize)                /* FmNormalize */                                              \
   INT(chunk)                    /* tokens per step of the factorized form, a multiple of 32 */ \
   INT(sequences)                /* -1 unless packed */                                         \
   INT(form)                     /* FmForm of all, */                                           \
@@ -71,25 +73,31 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   POINTER(const void, d_state_out)                                                             \
   POINTER(void, d_state_in)
 
-// One token per (batch, head); the state, in the public layout, is updated in place and read in the same pass.
-#define FM_STEP_FIELDS(INT, REAL, POINTER, TENSOR)                  \
-  INT(type)                                                         \
-  INT(batch)                                                        \
-  INT(query_heads)                                                  \
-  INT(key_heads)                                                    \
-  INT(head_dim)                                                     \
-  INT(value_dim)                                                    \
-  INT(order)                                                        \
-  INT(normalize)                                                    \
-  REAL(scale)                                                       \
-  REAL(eps)                                                         \
-  TENSOR(q) /* token_stride is not used */                          \
-  TENSOR(k)                                                         \
-  TENSOR(v)                                                         \
-  TENSOR(o)                                                         \
-  POINTER(const uint8_t, mask) /* (batch, key_heads), contiguous */ \
-  POINTER(const double, head_scale)                                 \
-  POINTER(void, state)
+// One token per (batch, head) of decoding. Sums and recent tokens are contiguous and of type `type`.
+#define FM_STEP_FIELDS(INT, REAL, POINTER, TENSOR)                                       \
+  INT(type)                                                                              \
+  INT(batch)                                                                             \
+  INT(query_heads)                                                                       \
+  INT(key_heads)                                                                         \
+  INT(head_dim)                                                                          \
+  INT(value_dim)                                                                         \
+  INT(order)                                                                             \
+  INT(normalize)                                                                         \
+  INT(recent_count)    /* recent tokens before this one */                               \
+  INT(recent_capacity) /* and how many there is room for */                              \
+  REAL(scale)                                                                            \
+  REAL(eps)                                                                              \
+  TENSOR(q) /* token_stride is not used */                                               \
+  TENSOR(k)                                                                              \
+  TENSOR(v)                                                                              \
+  TENSOR(o)                                                                              \
+  POINTER(const uint8_t, mask) /* (batch,): whether the new key counts */                \
+  POINTER(const double, head_scale)                                                      \
+  POINTER(const void, total)      /* the sum over older keys, public layout, or absent */ \
+  POINTER(void, recent_k)         /* (batch, key_heads, recent_capacity, head_dim) */    \
+  POINTER(void, recent_u)         /* (..., value_dim + 1) */                             \
+  POINTER(void, recent_decay)     /* (batch, key_heads, recent_capacity), or absent */   \
+  POINTER(const void, log_decay)  /* (batch, key_heads), of the new token, or absent */
 
 #define FM_INT_FIELD(name) int64_t name;
 #define FM_REAL_FIELD(name) double name;

@@ -43,15 +43,12 @@ struct Sizes {
   }
 };
 
-// Queries or keys, standardized if the call says so, times `factor`.
+// Queries or keys, normalized as the call says, times `factor`.
 template <class T>
 void load_vectors(const FmCall& c, const FmTensor& from, int64_t offset, int count, const Sizes<T>& s, T factor, T* x,
                   T* rstd) {
-  if (c.normalize)
-    return load_standardized(from.data, from.type, offset, from.token_stride, count, s.shape.dim, x, s.x_pitch, (T)c.eps,
-                             factor, rstd);
-  load_rows(from.data, from.type, offset, from.token_stride, count, s.shape.dim, x, s.x_pitch);
-  for (int n = 0; n < count && factor != 1; n++) multiply_row(x + n * s.x_pitch, factor, s.shape.dim);
+  load_normalized(c.normalize, from.data, from.type, offset, from.token_stride, count, s.shape.dim, x, s.x_pitch, (T)c.eps,
+                  factor, rstd);
 }
 
 }  // namespace FM_LEVEL

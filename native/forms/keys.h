@@ -56,7 +56,7 @@ struct KeyChunk {
   void store_grads(const Head& h, T* d_x, int64_t d_x_pitch, const T* d_v, int64_t d_v_pitch) const {
     const FmCall& c = *h.call;
     const int dim = sizes->shape.dim, value_dim = sizes->value_dim;
-    if (c.normalize) standardize_rows_vjp(d_x, d_x_pitch, x, sizes->x_pitch, rstd, count, dim);
+    normalize_vjp(c.normalize, d_x, d_x_pitch, (const T*)x, sizes->x_pitch, (const T*)rstd, count, dim);
     for (int n = 0; n < count; n++) {
       T* dn = d_x + n * d_x_pitch;
       const T* vn = d_v + n * d_v_pitch;

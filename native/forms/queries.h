@@ -124,9 +124,8 @@ struct QueryChunk {
         if (c.d_head_scale) d_scale += dot(dn, hat + (s * W + w) * sizes->dim_pitch, dim);
         multiply_row(dn, scale, dim);
       }
-      if (c.normalize)
-        standardize_rows_vjp(d_rows, sizes->dim_pitch, hat + s * W * sizes->dim_pitch, sizes->dim_pitch, rstd + s * W, rows,
-                             dim);
+      normalize_vjp(c.normalize, d_rows, sizes->dim_pitch, (const T*)hat + s * W * sizes->dim_pitch, sizes->dim_pitch,
+                    (const T*)rstd + s * W, rows, dim);
       for (int w = 0; w < rows; w++) {
         const int n = s * W + w;
         const T* dn = d_rows + w * sizes->dim_pitch;

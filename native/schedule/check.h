@@ -29,6 +29,7 @@ inline int check(const FmCall& c) {
   if (c.log_decay.data && (c.log_decay.type != c.type || !c.is_causal || c.queries != c.keys)) return FM_BAD_DECAY;
   if (c.d_decay.data && c.d_decay.type != c.type) return FM_BAD_DECAY;
   if (c.g.data && c.g.type != c.type) return FM_BAD_TYPE;
+  if (c.normalize < FM_AS_IT_IS || c.normalize > FM_RMS) return FM_BAD_NORMALIZE;
   if (c.chunk < 1 || c.chunk > MAX_CHUNK || c.chunk % 32 != 0) return FM_BAD_CHUNK;
   if (!c.forms) return check_form(c.form, c.order);
   for (int64_t i = 0; i < c.sequences; i++)
@@ -38,7 +39,10 @@ inline int check(const FmCall& c) {
 inline int check(const FmStep& c) {
   if (const int status = check_numbers(c.type, c.head_dim, c.value_dim)) return status;
   if (const int status = check_tensors({&c.q, &c.k, &c.v, &c.o})) return status;
-  return check_form(FM_FACTORIZED, c.order);
+  if (c.normalize < FM_AS_IT_IS || c.normalize > FM_RMS) return FM_BAD_NORMALIZE;
+  if (c.recent_count < 0 || c.recent_count >= c.recent_capacity || !c.recent_k || !c.recent_u) return FM_BAD_CHUNK;
+  if (!c.log_decay != !c.recent_decay) return FM_BAD_DECAY;
+  return check_form(c.total ? FM_FACTORIZED : FM_DENSE, c.order);
 }
 
 }  // namespace FM_LEVEL

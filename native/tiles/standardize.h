@@ -56,11 +56,11 @@ FM_INLINE void each_vector(int n, const F& vector, const G& single) {
 }
 
 // Equations 5-6 for rows of n channels, times `factor`: `from` to x, which may be the same; 1 / std goes to `rstd`. The first
-// channel is taken off so that a constant token becomes exact zeros. LANES rows at a time share vectors of sums, divisions and
+// channel is taken off so that a constant token becomes exact zeros. Not `Centred`, the mean stays: 1 / rms in place of 1 / std. LANES rows at a time share vectors of sums, divisions and
 // roots, and several such groups go side by side: those of a single row, or group, are one long chain.
 template <class T>
 constexpr int BATCH = 4 * LANES<T>;
-template <class T, int V>
+template <class T, int V, bool Centred>
 FM_INLINE void standardize_batch(const T* from, int64_t stride, T* x, int64_t pitch, int rows, int n, T eps, T factor,
                                  T* rstd) {
   constexpr int L = LANES<T>;
@@ -70,7 +70,7 @@ FM_INLINE void standardize_batch(const T* from, int64_t stride, T* x, int64_t pi
   for (int r = 0; r < rows; r++) {
     const T* in = from + r * stride;
     T *row = x + r * pitch, rest = 0;
-    const T first = in[0];
+    const T first = Centred ? in[0] : 0;
     Vec<T> a{};
     each_vector<T, V>(
         n,
@@ -83,7 +83,7 @@ FM_INLINE void standardize_batch(const T* from, int64_t stride, T* x, int64_t pi
     if (V == 0) a[0] += rest;
     part[r] = a;
   }
-  for (int r = 0; r < rows; r += L) store(mean + r, sums<T>(part + r) / (T)n);
+  for (int r = 0; r < rows; r += L) store(mean + r, Centred ? sums<T>(part + r) / (T)n : Vec<T>{});
   for (int r = 0; r < rows; r++) {
     const T *row = x + r * pitch, middle = mean[r];
     T rest = 0;
@@ -112,12 +112,12 @@ FM_INLINE void standardize_batch(const T* from, int64_t stride, T* x, int64_t pi
         [&](int i) __attribute__((always_inline)) { row[i] = (row[i] - middle) * by; });
   }
 }
-template <class T>
+template <class T, bool Centred>
 void standardize_rows(const T* from, int64_t stride, T* x, int64_t pitch, int count, int n, T eps, T factor, T* rstd) {
   with_vectors<T>(n, [&](auto V) __attribute__((always_inline)) {
     for (int r = 0; r < count; r += BATCH<T>)
-      standardize_batch<T, decltype(V)::value>(from + r * stride, stride, x + r * pitch, pitch, (int)min(BATCH<T>, count - r),
-                                               n, eps, factor, rstd + r);
+      standardize_batch<T, decltype(V)::value, Centred>(from + r * stride, stride, x + r * pitch, pitch,
+                                                        (int)min(BATCH<T>, count - r), n, eps, factor, rstd + r);
   });
 }
 // Above HUGE_STD the squares of a token come near to overflow, or have overflowed. Such a token is standardized again, from
@@ -126,30 +126,41 @@ template <class T>
 constexpr T HUGE_STD = (T)(sizeof(T) == sizeof(float) ? 1e15 : 1e150);
 template <class T>
 constexpr T SHRINK = (T)(sizeof(T) == sizeof(float) ? 0x1p-100 : 0x1p-600);
-template <class T>
+template <class T, bool Centred>
 __attribute__((noinline)) void standardize_huge(const void* from, int64_t type, int64_t offset, int n, T* x, T factor,
                                                 T* rstd) {
   load_row(from, type, offset, n, x);
   for (int i = 0; i < n; i++) x[i] *= SHRINK<T>;
-  standardize_rows((const T*)x, n, x, n, 1, n, (T)0, factor, rstd);
+  standardize_rows<T, Centred>((const T*)x, n, x, n, 1, n, (T)0, factor, rstd);
   *rstd *= SHRINK<T>;
 }
 // Loads rows as load_rows, and standardizes them.
-template <class T>
+template <class T, bool Centred>
 void load_standardized(const void* from, int64_t type, int64_t offset, int64_t stride, int count, int n, T* x, int64_t pitch,
                        T eps, T factor, T* rstd) {
   if (type == type_of<T>()) {
-    standardize_rows((const T*)from + offset, stride, x, pitch, count, n, eps, factor, rstd);
+    standardize_rows<T, Centred>((const T*)from + offset, stride, x, pitch, count, n, eps, factor, rstd);
   } else {
     load_rows(from, type, offset, stride, count, n, x, pitch);
-    standardize_rows((const T*)x, pitch, x, pitch, count, n, eps, factor, rstd);
+    standardize_rows<T, Centred>((const T*)x, pitch, x, pitch, count, n, eps, factor, rstd);
   }
   for (int r = 0; r < count; r++)
-    if (!(rstd[r] >= 1 / HUGE_STD<T>)) standardize_huge(from, type, offset + r * stride, n, x + r * pitch, factor, rstd + r);
+    if (!(rstd[r] >= 1 / HUGE_STD<T>))
+      standardize_huge<T, Centred>(from, type, offset + r * stride, n, x + r * pitch, factor, rstd + r);
+}
+// The same by FmNormalize.
+template <class T>
+void load_normalized(int64_t how, const void* from, int64_t type, int64_t offset, int64_t stride, int count, int n, T* x,
+                     int64_t pitch, T eps, T factor, T* rstd) {
+  if (how == FM_STANDARDIZE)
+    return load_standardized<T, true>(from, type, offset, stride, count, n, x, pitch, eps, factor, rstd);
+  if (how == FM_RMS) return load_standardized<T, false>(from, type, offset, stride, count, n, x, pitch, eps, factor, rstd);
+  load_rows(from, type, offset, stride, count, n, x, pitch);
+  for (int r = 0; r < count && factor != 1; r++) multiply_row(x + r * pitch, factor, n);
 }
 
 // In place: the gradients of raw tokens from those of the standardized ones, x.
-template <class T>
+template <class T, bool Centred>
 void standardize_rows_vjp(T* d, int64_t d_pitch, const T* x, int64_t x_pitch, const T* rstd, int count, int n) {
   constexpr int L = LANES<T>;
   for (int begin = 0; begin < count; begin += L) {
@@ -166,7 +177,7 @@ void standardize_rows_vjp(T* d, int64_t d_pitch, const T* x, int64_t x_pitch, co
       for (; i < n; i++) a[0] += dr[i], b[0] += dr[i] * xr[i];
       total[r] = a, along[r] = b;
     }
-    store(mean, sums<T>(total) / (T)n);
+    store(mean, Centred ? sums<T>(total) / (T)n : Vec<T>{});
     store(slope, sums<T>(along) / (T)n);
     for (int r = 0; r < rows; r++) {
       T* dr = d + (begin + r) * d_pitch;
@@ -176,6 +187,13 @@ void standardize_rows_vjp(T* d, int64_t d_pitch, const T* x, int64_t x_pitch, co
       for (; i < n; i++) dr[i] = (dr[i] - middle - xr[i] * lean) * scale;
     }
   }
+}
+
+// The same by FmNormalize.
+template <class T>
+void normalize_vjp(int64_t how, T* d, int64_t d_pitch, const T* x, int64_t x_pitch, const T* rstd, int count, int n) {
+  if (how == FM_STANDARDIZE) standardize_rows_vjp<T, true>(d, d_pitch, x, x_pitch, rstd, count, n);
+  if (how == FM_RMS) standardize_rows_vjp<T, false>(d, d_pitch, x, x_pitch, rstd, count, n);
 }
 
 }  // namespace FM_LEVEL

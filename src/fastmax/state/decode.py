@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fastmax.backends import BACKENDS
+from fastmax import backends
 from fastmax.core import similarity, standardize
 from fastmax.features import phi
 from fastmax.state.recent import Recent
@@ -93,7 +93,8 @@ def scaled_query(query: Tensor, scale: float | Tensor, dtype: torch.dtype, norma
 
 def best_step(device: torch.device, order: int, head_dim: int, value_dim: int) -> Callable[..., Tensor]:
     """The `step` of the first backend that has one for such a state, else the one above."""
-    for backend in BACKENDS.values():
+    for name in backends.NAMES:
+        backend = backends.load(name)
         can_step = getattr(backend, "can_step", None)
         if can_step is not None and can_step(device, order, head_dim, value_dim):
             fused: Callable[..., Tensor] = backend.step  # type: ignore[attr-defined]

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from fastmax.backends.native import abi
-from fastmax.backends.native.decode import step, step_unsupported
+from fastmax.backends.native.decode import can_step, step
 from fastmax.backends.native.packed_call import PackedCall, in_rows
 from fastmax.backends.native.prepared import Prepared
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.decay import log_decay_grads, rows_part
 from fastmax.plan import RULE, Plan, dense_is_hopeless
 
-__all__ = ["backward", "describe", "forward", "levels", "prepare", "step", "step_unsupported", "unsupported"]
+__all__ = ["backward", "describe", "forward", "levels", "can_step", "prepare", "step", "unsupported"]
 
 
 def describe() -> str:
@@ -41,8 +41,6 @@ def unsupported(call: Call) -> str | None:
         return f"it takes up to {abi.MAX_DIM} channels per head, and there are {head_dim} and {value_dim}"
     if call.dropout_seed is not None:
         return "dropout acts on single features, which it never forms"
-    if options.normalize == "rms":
-        return "it has no rms"
     if options.order > 2:
         if call.state_in is not None or options.return_state:
             return f"order {options.order} has no state in it, only the dense form"

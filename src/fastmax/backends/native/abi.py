@@ -15,6 +15,7 @@ from torch import Tensor
 from fastmax import _torch_private
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+NORMALIZATIONS = {"none": 0, "standardize": 1, "rms": 2}
 FORMS = {"dense": 1, "factorized": 2}
 MAX_DIM = 256  # channels per head
 
@@ -39,17 +40,19 @@ CALL_FIELDS = (
 )  # fmt: skip
 STEP_FIELDS = (
     ("type", "int"), ("batch", "int"), ("query_heads", "int"), ("key_heads", "int"), ("head_dim", "int"),
-    ("value_dim", "int"), ("order", "int"), ("normalize", "int"), ("scale", "real"), ("eps", "real"),
-    ("q", "tensor"), ("k", "tensor"), ("v", "tensor"), ("o", "tensor"),
-    ("mask", "pointer"), ("head_scale", "pointer"), ("state", "pointer"),
+    ("value_dim", "int"), ("order", "int"), ("normalize", "int"), ("recent_count", "int"), ("recent_capacity", "int"),
+    ("scale", "real"), ("eps", "real"), ("q", "tensor"), ("k", "tensor"), ("v", "tensor"), ("o", "tensor"),
+    ("mask", "pointer"), ("head_scale", "pointer"), ("total", "pointer"), ("recent_k", "pointer"), ("recent_u", "pointer"),
+    ("recent_decay", "pointer"), ("log_decay", "pointer"),
 )  # fmt: skip
-STATUSES = ("OK", "NO_MEMORY", "BAD_LEVEL", "BAD_TYPE", "BAD_ORDER", "BAD_FORM", "BAD_CHUNK", "BAD_DIM", "BAD_DECAY")
+STATUSES = ("OK", "NO_MEMORY", "BAD_LEVEL", "BAD_TYPE", "BAD_ORDER", "BAD_FORM", "BAD_CHUNK", "BAD_DIM", "BAD_DECAY", "BAD_NORMALIZE")
 _REFUSALS = {
     "BAD_LEVEL": "the level must be one that runs here",
     "BAD_TYPE": "the arithmetic must be float32 or float64, a tensor one of these, bfloat16 or float16",
     "BAD_ORDER": "order must be 1 to 4 in the dense form, 1 or 2 in the factorized one and in a step",
     "BAD_FORM": "form must be 1 (dense) or 2 (factorized)",
-    "BAD_CHUNK": "chunk must be a multiple of 32, from 32 to 4096",
+    "BAD_CHUNK": "chunk must be a multiple of 32, from 32 to 4096, and recent tokens fewer than there is room for",
+    "BAD_NORMALIZE": "normalize must be 0 (as it is), 1 (standardize) or 2 (rms)",
     "BAD_DECAY": "log_decay must be of the type of the arithmetic, in causal self attention",
     "BAD_DIM": f"head_dim and value_dim must be 1 to {MAX_DIM}",
 }
@@ -60,6 +63,7 @@ def _layouts() -> dict[str, list[str]]:
     types = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16"}
     return {
         "FmType": [f"{types[dtype]} {value}" for dtype, value in TYPES.items()],
+        "FmNormalize": ["AS_IT_IS 0", "STANDARDIZE 1", "RMS 2"],
         "FmForm": [f"{name.upper()} {value}" for name, value in FORMS.items()],
         "FmStatus": [f"{name} {value}" for value, name in enumerate(STATUSES)],
         "FmTensor": [" ".join(x) for x in TENSOR_FIELDS],
