@@ -28,7 +28,7 @@ from tests.support import assert_within_budget, randn
 
 pytestmark = pytest.mark.skipif(not native.levels(), reason=native.describe())
 
-LEVELS = ["x86-64-v4", "x86-64-v3", "x86-64-v2", "generic"]
+LEVELS = native.levels()
 FORMS = ["dense", "factorized"]
 
 Fields = tuple[tuple[str, str], ...]
@@ -149,34 +149,44 @@ def problems(draw: st.DrawFn) -> Problem:
 
 @settings(max_examples=150)
 @given(
-    p=problems(), form=st.sampled_from([None, *FORMS]), workers=st.integers(1, 3), has=st.tuples(*[st.booleans()] * 3)
+    p=problems(),
+    form=st.sampled_from([None, *FORMS]),
+    level=st.sampled_from(LEVELS),
+    workers=st.integers(1, 3),
+    has=st.tuples(*[st.booleans()] * 3),
 )
-def test_any_problem(p: Problem, form: str | None, workers: int, has: tuple[bool, bool, bool]) -> None:
+def test_any_problem(p: Problem, form: str | None, level: str, workers: int, has: tuple[bool, bool, bool]) -> None:
     grads = OutputGrads(*(x if wanted else None for x, wanted in zip(output_grads(p), has, strict=True)))
     with threads(workers):
-        check(p, grads=grads, form=form)
+        check(p, grads=grads, form=form, level=level)
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dim", [32, 64, 128])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("order", [1, 2])
-def test_the_usual_head_sizes_in_fp32(order: int, form: str, is_causal: bool, dim: int) -> None:
+def test_the_usual_head_sizes_in_fp32(order: int, form: str, is_causal: bool, dim: int, level: str) -> None:
     q, k, v = (randn(1, 2, 300, dim, dtype=torch.float32) for _ in range(3))
-    check(problem(q, k, v, order=order, is_causal=is_causal), form=form)
+    check(problem(q, k, v, order=order, is_causal=is_causal), form=form, level=level)
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("dim", "value_dim"), [(256, 1), (1, 256), (250, 7)])
-def test_the_largest_head_sizes(dim: int, value_dim: int) -> None:
-    check(problem(randn(1, 1, 40, dim), randn(1, 1, 40, dim), randn(1, 1, 40, value_dim)), form="factorized")
+def test_the_largest_head_sizes(dim: int, value_dim: int, level: str) -> None:
+    p = problem(randn(1, 1, 40, dim), randn(1, 1, 40, dim), randn(1, 1, 40, value_dim))
+    check(p, form="factorized", level=level)
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("order", [3, 4])
-def test_higher_orders_in_the_dense_form(order: int, is_causal: bool) -> None:
-    check(problem(randn(1, 4, 90, 6), randn(1, 2, 90, 6), randn(1, 2, 90, 5), order=order, is_causal=is_causal))
+def test_higher_orders_in_the_dense_form(order: int, is_causal: bool, level: str) -> None:
+    p = problem(randn(1, 4, 90, 6), randn(1, 2, 90, 6), randn(1, 2, 90, 5), order=order, is_causal=is_causal)
+    check(p, level=level)
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("qk", "values", "out"),
@@ -189,9 +199,9 @@ def test_higher_orders_in_the_dense_form(order: int, is_causal: bool) -> None:
         (torch.float32, torch.float64, torch.float64),
     ],
 )
-def test_half_and_mixed_types(qk: torch.dtype, values: torch.dtype, out: torch.dtype, form: str) -> None:
+def test_half_and_mixed_types(qk: torch.dtype, values: torch.dtype, out: torch.dtype, form: str, level: str) -> None:
     q, k, v = randn(2, 2, 90, 20, dtype=qk), randn(2, 2, 90, 20, dtype=qk), randn(2, 2, 90, 13, dtype=values)
-    check(problem(q, k, v, out_dtype=out, is_causal=True), form=form)
+    check(problem(q, k, v, out_dtype=out, is_causal=True), form=form, level=level)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -213,8 +223,6 @@ def test_half_types_convert_as_torch_does(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 def test_every_level(level: str, dtype: torch.dtype) -> None:
-    if level not in native.levels():
-        pytest.skip(f"this processor does not run {level}, or it is not compiled in")
     for dim, value_dim in ((32, 32), (19, 37)):
         for is_causal in (False, True):
             q, k, v = (randn(1, 2, 150, n, dtype=dtype) for n in (dim, dim, value_dim))
@@ -229,37 +237,40 @@ def test_an_unknown_level_is_refused() -> None:
         native.forward(problem(q, q, q), level="sse9")
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_same_inputs_same_bits_with_any_threads(is_causal: bool, form: str, workers: int) -> None:
+def test_same_inputs_same_bits_with_any_threads(is_causal: bool, form: str, workers: int, level: str) -> None:
     q, k, v = (randn(1, 2, 700, 16, dtype=torch.float32) for _ in range(3))
     p = problem(q, k, v, is_causal=is_causal, head_scale=torch.rand(2))
     grads = output_grads(p)
     with threads(workers):
-        first = everything(native, p, grads, form=form)
+        first = everything(native, p, grads, form=form, level=level)
         for _ in range(5):
-            assert all(map(torch.equal, first, everything(native, p, grads, form=form)))
+            assert all(map(torch.equal, first, everything(native, p, grads, form=form, level=level)))
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
-def test_the_future_does_not_leak(form: str, workers: int) -> None:
+def test_the_future_does_not_leak(form: str, workers: int, level: str) -> None:
     q, k, v = (randn(1, 1, 500, 24, dtype=torch.float32) for _ in range(3))
     with threads(workers):
-        before, _, _ = native.forward(problem(q, k, v, is_causal=True), form=form)
+        before, _, _ = native.forward(problem(q, k, v, is_causal=True), form=form, level=level)
         for i in (0, 15, 16, 63, 64, 127, 128, 200, 498):
             changed = [x.clone() for x in (q, k, v)]
             for x in changed:
                 x[..., i + 1 :, :] = 1e4 * randn(1, 1, 499 - i, 24)
-            after, _, _ = native.forward(problem(*changed, is_causal=True), form=form)
+            after, _, _ = native.forward(problem(*changed, is_causal=True), form=form, level=level)
             assert torch.equal(after[..., : i + 1, :], before[..., : i + 1, :]), i
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_padding_does_not_matter(is_causal: bool, form: str, workers: int) -> None:
+def test_padding_does_not_matter(is_causal: bool, form: str, workers: int, level: str) -> None:
     q, k, v = (randn(2, 1, 300, 24, dtype=torch.float32) for _ in range(3))
     mask = torch.rand(2, 1, 300) < 0.6
     mask[:, :, :2] = False
@@ -269,7 +280,7 @@ def test_padding_does_not_matter(is_causal: bool, form: str, workers: int) -> No
         p = problem(q, *padded, is_causal=is_causal, key_mask=mask)
         torch.manual_seed(1)
         with threads(workers):
-            results.append(everything(native, p, output_grads(p), form=form))
+            results.append(everything(native, p, output_grads(p), form=form, level=level))
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))
     o, g, _, _, dk, dv, _, _ = results[0]
@@ -292,7 +303,7 @@ def test_strided_inputs_are_read_in_place() -> None:
     check(problem(q[:, :, :100], k[:, :, :100], v[:, :, :100]))
 
 
-@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("dtype", "size"),
@@ -326,7 +337,7 @@ def test_huge_tokens_are_standardized_too(dtype: torch.dtype, size: float, form:
             torch.testing.assert_close(a, b, rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("level", LEVELS)
 def test_a_step_standardizes_huge_tokens_too(level: str) -> None:
     q, v = randn(1, 2, 8, dtype=torch.float32), randn(1, 2, 8, dtype=torch.float32)
     o = [
@@ -523,7 +534,7 @@ REFUSED_STEPS = [case for case in REFUSED if not {"form", "chunk"} & set(case[0]
 ]
 
 
-@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     ("function", "wrong", "message"),
     [(f, *case) for f in ("forward", "backward") for case in REFUSED] + [("step", *case) for case in REFUSED_STEPS],
@@ -576,8 +587,6 @@ def test_describe_names_the_level_in_use() -> None:
 def test_steps_equal_a_causal_call(
     order: int, dim: int, value_dim: int, groups: int, dtype: torch.dtype, level: str
 ) -> None:
-    if level not in native.levels():
-        pytest.skip(f"this processor does not run {level}, or it is not compiled in")
     q, k, v = (randn(2, h, 6, n, dtype=dtype) for h, n in ((2 * groups, dim), (2, dim), (2, value_dim)))
     mask = torch.tensor([False, True, True, False, True, True]).expand(2, 1, 6)
     k[:, :, 3] = torch.nan
