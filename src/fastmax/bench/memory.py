@@ -29,7 +29,7 @@ def _run(*, tokens: int, head_dim: int, order: int, is_causal: bool, backend: st
         q, k, v = (torch.randn(1, 1, n, head_dim).requires_grad_() for _ in range(3))
         o = fastmax_attention(q, k, v, is_causal=is_causal, order=order, backend=backend)
         do = torch.ones_like(o)
-        o.backward(do)
+        o.backward(do)  # type: ignore[no-untyped-call]
         tensors = (q, k, v, o, do, q.grad, k.grad, v.grad)
         return sum(x.numel() * x.element_size() for x in tensors if x is not None)
 

@@ -17,6 +17,7 @@ BENCHES = {
     "kernel": "the native kernel against sgemm, softmax attention and plain PyTorch",
     "decode": "time per token with a state, against softmax attention over a cache",
     "dropout": "what each dropout mode costs",
+    "decay": "what forgetting costs, against the same call without",
     "long": "one head over a million tokens: time, memory, precision",
     "lra": "training steps per second and memory of every attention of the Long Range Arena",
 }

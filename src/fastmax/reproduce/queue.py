@@ -1,37 +1,12 @@
 """Runs of one experiment in a file of JSON lines: those that are there are not run again, so a killed queue goes on."""
 
 import json
-import os
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-import fastmax
-
-
-def machine() -> dict[str, Any]:
-    """What a result was measured on and with."""
-    processor = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
-        ]
-        processor = names[0] if names else processor
-    return {
-        "processor": processor,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "fastmax": fastmax.__version__,
-    }
+from fastmax.bench.measure import machine
 
 
 def results(path: Path) -> list[dict[str, Any]]:
@@ -49,7 +24,6 @@ def work(
     path: Path,
     runs: Sequence[Any],
     measure: Callable[[Any], dict[str, Any]],
-    command: str,
     say: Callable[[str], None] = print,
 ) -> None:
     """Measure what is pending, one by one, and append each result as soon as it is there."""
@@ -57,7 +31,7 @@ def work(
     left = pending(path, runs)
     for number, run in enumerate(left, 1):
         result = measure(run)
-        line = json.dumps(result | {"command": command, "machine": machine()})
+        line = json.dumps(result | {"machine": machine()})
         with path.open("a") as file:
             file.write(line + "\n")
         shown = {name: value for name, value in result.items() if name in ("val_loss", "accuracy", "seconds")}

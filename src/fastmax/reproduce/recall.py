@@ -1,14 +1,17 @@
-"""Recall: pairs of a key and a value, then the keys once more, in another order: what was the value? (MQAR, Arora et al. 2023.)"""
+"""Recall: pairs of a key and a value, then the keys once more in another order: what was the value? (MQAR, Arora 2023)"""
 
 from dataclasses import asdict, dataclass
+from math import sqrt
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, elu, gelu, pad, scaled_dot_product_attention
 
-from fastmax.models import LMConfig
-from fastmax.reproduce.training import make_model, reaches, train
+from fastmax.api import fastmax_attention
+from fastmax.nn.gate import Gate
+from fastmax.nn.options import layer_scale
+from fastmax.reproduce.training import train
 
 NAMES = 128
 """Of keys, and as many of values; 0 is filler."""
@@ -24,11 +27,73 @@ class RecallRun:
     filler: int = 0
     lr: float = 3e-3
     seed: int = 0
-    steps: int = 600
+    steps: int = 800
     batch: int = 16
     width: int = 64
     heads: int = 2
     memory: tuple[float, float] = (2.0, 12.0)
+
+
+class Layer(nn.Module):
+    """Attention after a short causal convolution of queries, keys and values, as recall models have, then a perceptron."""
+
+    def __init__(self, run: RecallRun) -> None:
+        super().__init__()
+        self.attention, self.heads = run.attention, run.heads
+        self.norms = nn.ModuleList(nn.LayerNorm(run.width) for _ in range(2))
+        self.project, self.out = nn.Linear(run.width, 3 * run.width), nn.Linear(run.width, run.width)
+        self.conv = nn.Parameter(torch.stack((torch.ones(3 * run.width), torch.zeros(3 * run.width))))
+        self.gate = Gate("gated", run.width, run.heads, run.memory) if run.attention.endswith("gated") else None
+        self.rise, self.fall = nn.Linear(run.width, 2 * run.width), nn.Linear(2 * run.width, run.width)
+
+    def reset(self) -> None:
+        """What is added to the residual stream starts at half the size."""
+        for linear, gain in ((self.project, 1.0), (self.out, 0.5), (self.rise, 1.0), (self.fall, 0.5)):
+            nn.init.normal_(linear.weight, std=gain / sqrt(linear.in_features))
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[0](x)
+        qkv = self.project(y)
+        qkv = qkv * self.conv[0] + pad(qkv, (0, 0, 1, -1)) * self.conv[1]
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
+        o = attend(self.attention, q, k, v, None if self.gate is None else self.gate(y))
+        x = x + self.out(o.transpose(1, 2).flatten(2))
+        result: Tensor = x + self.fall(gelu(self.rise(self.norms[1](x))))
+        return result
+
+
+def attend(name: str, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor:
+    """Causal attention by its name."""
+    if name == "softmax":
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+    if name == "linear":
+        weights = ((elu(q) + 1) @ (elu(k) + 1).mT).tril()
+        return weights @ v / weights.sum(-1, keepdim=True)
+    order = int(name.removeprefix("fastmax")[0])
+    scale = layer_scale(order, q.shape[-1])
+    return fastmax_attention(q, k, v, is_causal=True, order=order, scale=scale, log_decay=log_decay)
+
+
+class Model(nn.Module):
+    """Two layers, learned positions."""
+
+    def __init__(self, run: RecallRun) -> None:
+        super().__init__()
+        torch.manual_seed(run.seed)
+        length = 3 * run.pairs + run.filler
+        self.tokens = nn.Embedding(2 * NAMES + 1, run.width)
+        self.positions = nn.Parameter(torch.randn(length, run.width) * 0.02)
+        layers = [Layer(run) for _ in range(2)]
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Sequential(nn.LayerNorm(run.width), nn.Linear(run.width, 2 * NAMES + 1))
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        for layer in layers:
+            layer.reset()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.head(self.layers(self.tokens(tokens) + self.positions))
+        return result
 
 
 def examples(run: RecallRun, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -47,10 +112,7 @@ def examples(run: RecallRun, count: int, generator: torch.Generator) -> tuple[Te
 
 def recall(run: RecallRun) -> dict[str, Any]:
     """Accuracy on examples that were not trained on; training stops once it is solved."""
-    config = LMConfig(
-        2 * NAMES + 1, layers=2, width=run.width, heads=run.heads, mlp_ratio=2, memory=run.memory, conv=2
-    )  # fmt: skip
-    model = make_model(run.attention, run.seed, config)
+    model = Model(run)
     generator = torch.Generator().manual_seed(run.seed)
     questions, answers = examples(run, 128, torch.Generator().manual_seed(12345))
     curve: list[tuple[int, float]] = []
@@ -62,7 +124,7 @@ def recall(run: RecallRun) -> dict[str, Any]:
     def accuracy() -> float:
         model.eval()
         with torch.no_grad():
-            guesses = torch.cat([model(part).argmax(-1) for part in questions.split(32)])
+            guesses = torch.cat([model(part).argmax(-1) for part in torch.split(questions, 32)])
         model.train()
         asked = answers != -100
         return (guesses[asked] == answers[asked]).float().mean().item()
@@ -70,17 +132,27 @@ def recall(run: RecallRun) -> dict[str, Any]:
     def watch(step: int, _loss: float) -> bool:
         if step % 100:
             return False
-        curve.append((step, accuracy()))
+        curve.append((step, round(accuracy(), 4)))
         return curve[-1][1] >= SOLVED
 
-    result = train(
-        model, model.parameter_groups(0.1), loss_of, lr=run.lr, steps=run.steps, warmup=run.steps // 10, watch=watch
-    )  # fmt: skip
-    return {
-        "run": asdict(run),
-        **result,
-        "accuracy": accuracy(),
-        "solved": bool(curve and curve[-1][1] >= SOLVED),
-        "curve": curve,
-        "reach": reaches(model, questions[:4]),
-    }
+    decayed = [
+        p for name, p in model.named_parameters() if p.dim() == 2 and ".gate." not in name and "conv" not in name
+    ]
+    rest = [p for p in model.parameters() if all(p is not q for q in decayed)]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    result = train(model, groups, loss_of, lr=run.lr, steps=run.steps, warmup=60, watch=watch)
+    reach = _reaches(model, questions[:4])
+    return {"run": asdict(run), **result, "accuracy": accuracy(), "curve": curve, "reach": reach}
+
+
+@torch.no_grad()
+def _reaches(model: Model, tokens: Tensor) -> list[list[float]] | None:
+    """By layer and head, as in `fastmax.reproduce.training.reaches`."""
+    x, found = model.tokens(tokens) + model.positions, []
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        if layer.gate is None:
+            return None
+        found.append([round(reach, 1) for reach in layer.gate.reach(layer.gate(layer.norms[0](x))).tolist()])
+        x = layer(x)
+    return found

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fastmax.baselines.softmax_layer import SoftmaxAttention
 from fastmax.models import FastmaxLM, LMConfig
 from fastmax.nn import FastmaxAttention
+from fastmax.nn.gate import Gate
 
 ATTENTIONS: dict[str, dict[str, Any]] = {
     "softmax": {"normalize": False, "decay": None},
@@ -67,11 +68,12 @@ def reaches(model: FastmaxLM, tokens: Tensor) -> list[list[float]] | None:
     if model.config.decay is None:
         return None
     found: list[list[float]] = []
+    gates = [module for module in model.modules() if isinstance(module, Gate)]
     hooks = [
-        block.attention.gate.register_forward_hook(
+        gate.register_forward_hook(
             lambda gate, _inputs, decay: found.append([round(x, 1) for x in gate.reach(decay).tolist()])
         )
-        for block in model.blocks
+        for gate in gates
     ]
     model(tokens)
     for hook in hooks:

@@ -11,7 +11,7 @@ from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.decay import log_decay_grads, rows_part
 from fastmax.plan import RULE, Plan, dense_is_hopeless
 
-__all__ = ["backward", "describe", "forward", "levels", "can_step", "prepare", "step", "unsupported"]
+__all__ = ["backward", "can_step", "describe", "forward", "levels", "prepare", "step", "unsupported"]
 
 
 def describe() -> str:

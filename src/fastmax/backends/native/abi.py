@@ -32,9 +32,9 @@ CALL_FIELDS = (
     ("type", "int"), ("batch", "int"), ("query_heads", "int"), ("key_heads", "int"), ("queries", "int"), ("keys", "int"),
     ("head_dim", "int"), ("value_dim", "int"), ("order", "int"), ("is_causal", "int"), ("normalize", "int"),
     ("chunk", "int"), ("sequences", "int"), ("form", "int"), ("forms", "pointer"), ("scale", "real"), ("eps", "real"),
-    ("q", "tensor"), ("k", "tensor"), ("v", "tensor"), ("o", "tensor"), ("g", "tensor"),
-    ("log_decay", "tensor"), ("d_o", "tensor"), ("d_g", "tensor"), ("d_q", "tensor"), ("d_k", "tensor"), ("d_v", "tensor"),
-    ("d_decay", "tensor"), ("mask", "pointer"), ("mask_batch_stride", "int"), ("mask_head_stride", "int"), ("mask_token_stride", "int"),
+    ("q", "tensor"), ("k", "tensor"), ("v", "tensor"), ("o", "tensor"), ("g", "tensor"), ("log_decay", "tensor"),
+    ("d_o", "tensor"), ("d_g", "tensor"), ("d_q", "tensor"), ("d_k", "tensor"), ("d_v", "tensor"), ("d_decay", "tensor"),
+    ("mask", "pointer"), ("mask_batch_stride", "int"), ("mask_head_stride", "int"), ("mask_token_stride", "int"),
     ("cu_queries", "pointer"), ("cu_keys", "pointer"), ("head_scale", "pointer"), ("d_head_scale", "pointer"),
     ("state_in", "pointer"), ("state_out", "pointer"), ("d_state_out", "pointer"), ("d_state_in", "pointer"),
 )  # fmt: skip
@@ -45,7 +45,18 @@ STEP_FIELDS = (
     ("mask", "pointer"), ("head_scale", "pointer"), ("total", "pointer"), ("recent_k", "pointer"), ("recent_u", "pointer"),
     ("recent_decay", "pointer"), ("log_decay", "pointer"),
 )  # fmt: skip
-STATUSES = ("OK", "NO_MEMORY", "BAD_LEVEL", "BAD_TYPE", "BAD_ORDER", "BAD_FORM", "BAD_CHUNK", "BAD_DIM", "BAD_DECAY", "BAD_NORMALIZE")
+STATUSES = (
+    "OK",
+    "NO_MEMORY",
+    "BAD_LEVEL",
+    "BAD_TYPE",
+    "BAD_ORDER",
+    "BAD_FORM",
+    "BAD_CHUNK",
+    "BAD_DIM",
+    "BAD_DECAY",
+    "BAD_NORMALIZE",
+)
 _REFUSALS = {
     "BAD_LEVEL": "the level must be one that runs here",
     "BAD_TYPE": "the arithmetic must be float32 or float64, a tensor one of these, bfloat16 or float16",

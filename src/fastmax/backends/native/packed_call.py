@@ -31,7 +31,8 @@ class PackedCall:
             uniform = _form(call, plan, queries, keys, has_state)
         self.numbers = (
             abi.TYPES[g.dtype], batch, query_heads, key_heads, queries, keys, head_dim, value_dim,
-            options.order, options.is_causal, abi.NORMALIZATIONS[options.normalize], _chunk(call, plan), sequences, uniform, self.forms, call.scale, EPS,
+            options.order, options.is_causal, abi.NORMALIZATIONS[options.normalize], _chunk(call, plan),
+            sequences, uniform, self.forms, call.scale, EPS,
         )  # fmt: skip
         self.tensors = (
             *self.tensor(call.q), *self.tensor(call.k), *self.tensor(call.v), *self.tensor(o), *self.tensor(g),

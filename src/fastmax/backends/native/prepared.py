@@ -71,8 +71,8 @@ class Prepared:
             self.library.huge_pages(x)
         packed = abi.CALL.pack(
             *self.numbers, q.data_ptr(), *self.q, k.data_ptr(), *self.k, v.data_ptr(), *self.v, o.data_ptr(), *self.o,
-            g.data_ptr(), *self.g, *abi.NO_TENSOR, *abi.tensor(do), *abi.NO_TENSOR, *abi.tensor(dq), *abi.tensor(dk), *abi.tensor(dv),
-            *abi.NO_TENSOR, *_NOTHING_ELSE,
+            g.data_ptr(), *self.g, *abi.NO_TENSOR, *abi.tensor(do), *abi.NO_TENSOR, *abi.tensor(dq), *abi.tensor(dk),
+            *abi.tensor(dv), *abi.NO_TENSOR, *_NOTHING_ELSE,
         )  # fmt: skip
         self.library.run("backward", packed, None)
         return dq, dk, dv
