@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastmax import fastmax_attention, reference_attention
+from fastmax.call import NORMALIZATIONS
 from fastmax.features import feature_count
 from fastmax.state import FastmaxState, decode
 from fastmax.state.recent import capacity
@@ -46,6 +47,7 @@ class Fused:
         total: Any,
         recent_k: Tensor,
         recent_u: Tensor,
+        recent_decay: Tensor | None,
         count: int,
         **options: Any,
     ) -> Tensor:
@@ -55,8 +57,15 @@ class Fused:
         assert recent_k.is_contiguous()
         assert recent_u.is_contiguous()
         assert recent_k.shape[2] == recent_u.shape[2] > count
+        assert (recent_decay is None) == (options["log_decay"] is None)
+        if recent_decay is not None:
+            assert recent_decay.is_contiguous()
+            assert recent_decay.shape == recent_k.shape[:3]
+            assert options["log_decay"].shape == (B, HKV)
+            assert options["log_decay"].dtype == recent_k.dtype
+        assert options["normalize"] in NORMALIZATIONS
         before = recent_k._version if not recent_k.is_inference() else 0
-        o = decode.step(q, k, v, total, recent_k, recent_u, count, **options)
+        o = decode.step(q, k, v, total, recent_k, recent_u, recent_decay, count, **options)
         assert recent_k.is_inference() or recent_k._version > before
         return o
 
@@ -68,7 +77,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
         monkeypatch.setattr(FastmaxState, "_may_step_in_place", lambda *_: False)
     if request.param == "fused":
         fused = Fused()
-        monkeypatch.setattr(decode, "BACKENDS", {"other": object(), "fused": fused})
+        monkeypatch.setattr(decode, "load", {"native": object(), "chunked": fused}.__getitem__)
         return fused
     return None
 
@@ -115,7 +124,7 @@ def test_decoding_is_the_causal_attention(
 def test_steps_write_beside_the_others_unless_autocast_wants_a_say(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = (x[:, :, :1] for x in tokens(torch.float32))
     state, fused = empty(dtype=torch.float32), Fused()
-    monkeypatch.setattr(decode, "BACKENDS", {"fused": fused})
+    monkeypatch.setattr(decode, "load", {"native": object(), "chunked": fused}.__getitem__)
     with torch.no_grad():
         state.step(q, k, v)
         address = state._recent.keys.data_ptr()

@@ -11,14 +11,15 @@ from fastmax.features import feature_count
 from fastmax.state.recent import Recent, capacity
 
 
-def options(head_dim: int, order: int, normalize: bool) -> None:
+def options(head_dim: int, order: int, normalize: bool | str) -> None:
     for name, number, most in (("order", order, MAX_ORDER), ("head_dim", head_dim, None)):
         if not isinstance(number, int) or isinstance(number, bool):
             raise TypeError(f"{name} must be an int, got {number!r}")
         if number < 1 or (most is not None and number > most):
             raise ValueError(f"{name} must be at least 1{'' if most is None else f' and at most {most}'}, got {number}")
-    if not isinstance(normalize, bool):
-        raise TypeError(f"normalize must be True or False, got {normalize!r}")
+    if not isinstance(normalize, bool) and normalize != "rms":
+        kind = ValueError if isinstance(normalize, str) else TypeError
+        raise kind(f'normalize must be True, False or "rms", got {normalize!r}')
 
 
 def sizes(batch: int, num_kv_heads: int, value_dim: int, dtype: torch.dtype) -> None:
@@ -46,7 +47,19 @@ def tokens(count: Tensor, batch: int, device: torch.device) -> None:
         raise ValueError(f"a state and its tokens must be on one device, got {device} and {count.device}")
 
 
-def stored(summed: Tensor | None, recent: Recent, count: Tensor, head_dim: int, order: int) -> None:
+def decay_total(total: Tensor, batch: int, heads: int, device: torch.device) -> None:
+    if tuple(total.shape) != (batch, heads) or not total.is_floating_point() or total.device != device:
+        raise ValueError(
+            f"log_decay must be one total per batch element and key head, floating-point, of shape {(batch, heads)}, on "
+            f"{device}; got {total.dtype} of shape {tuple(total.shape)} on {total.device}"
+        )
+    if not bool(((total <= 0) & (total > -torch.inf)).all()):
+        raise ValueError("log_decay must be finite and at most 0")
+
+
+def stored(
+    summed: Tensor | None, decay: Tensor | None, recent: Recent, count: Tensor, head_dim: int, order: int
+) -> None:
     """Parts that come from elsewhere, with their values: nothing is taken for granted."""
     keys, values = recent.keys, recent.values
     if keys.dim() != 4 or values.dim() != 4 or keys.shape[:3] != values.shape[:3] or keys.shape[3] != head_dim:
@@ -62,7 +75,14 @@ def stored(summed: Tensor | None, recent: Recent, count: Tensor, head_dim: int, 
                 f"sum must fit recent_keys {tuple(keys.shape)} and recent_values {tuple(values.shape)}, "
                 f"got {tuple(summed.shape)}"
             )
-    for x in (values, *(() if summed is None else (summed,))):
+    decays = recent.decays
+    if decays is not None and decays.shape != keys.shape[:3]:
+        raise ValueError(f"recent_decays must be of shape {tuple(keys.shape[:3])}, got {tuple(decays.shape)}")
+    if decays is not None and not bool(((decays <= 0) & (decays > -torch.inf)).all()):
+        raise ValueError("recent_decays must be finite and at most 0")
+    if decay is not None:
+        decay_total(decay, *keys.shape[:2], keys.device)
+    for x in (values, *(x for x in (summed, decays) if x is not None)):
         if x.dtype != keys.dtype or x.device != keys.device:
             raise ValueError(f"all sums must be {keys.dtype} on {keys.device}, got {x.dtype} on {x.device}")
     most = capacity(head_dim, values.shape[3] - 1, order)
@@ -76,7 +96,7 @@ def stored(summed: Tensor | None, recent: Recent, count: Tensor, head_dim: int, 
         raise ValueError(f"tokens must be at least as many as are recent, got {count.tolist()}")
 
 
-def keys(key: Tensor, value: Tensor, key_mask: Tensor | None, recent: Recent) -> None:
+def keys(key: Tensor, value: Tensor, key_mask: Tensor | None, log_decay: Tensor | None, recent: Recent) -> None:
     batch, heads, _, head_dim = recent.keys.shape
     _like("key", key, (batch, heads, None, head_dim), recent.keys)
     _like("value", value, (batch, heads, key.shape[2], recent.values.shape[3] - 1), recent.keys)
@@ -85,6 +105,19 @@ def keys(key: Tensor, value: Tensor, key_mask: Tensor | None, recent: Recent) ->
             f"key_mask must be boolean, True where a key counts, of shape {(batch, key.shape[2])}, "
             f"got {key_mask.dtype} of shape {tuple(key_mask.shape)}"
         )
+    if log_decay is None:
+        return
+    expected = key.shape[:3]
+    fits = log_decay.dim() <= 3 and all(
+        have in (1, want) for have, want in zip(log_decay.shape[::-1], expected[::-1], strict=False)
+    )
+    if not fits or not log_decay.is_floating_point():
+        raise ValueError(
+            f"log_decay must be floating-point and broadcast to (B, key heads, N) = {tuple(expected)}, "
+            f"got {log_decay.dtype} of shape {tuple(log_decay.shape)}"
+        )
+    if log_decay.device != key.device:
+        raise ValueError(f"log_decay must be on {key.device} as the state is, got {log_decay.device}")
 
 
 def queries(query: Tensor, count: int | None, recent: Recent, scale: float | Tensor) -> None:

@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from fastmax import backends
-from fastmax.core import similarity, standardize
+from fastmax.backends import NAMES, load
+from fastmax.core import normalized, similarity
+from fastmax.decay import wide
 from fastmax.features import phi
 from fastmax.state.recent import Recent
 
@@ -21,14 +23,42 @@ def attend(query: Tensor, total: Tensor | None, recent: Recent, *, order: int, f
     key_heads = recent.keys.shape[1]
     q = query.reshape(batch, key_heads, heads // key_heads * count, head_dim)
     weights = similarity(q @ recent.keys.mT, order)
-    if first is not None and count > 1:
+    kept = None
+    if recent.decays is not None:
+        kept = fading(recent.decays, first if count > 1 else None, count)
+        kept = kept.repeat(1, 1, heads // key_heads, 1) if kept.shape[2] > 1 else kept
+        weights = weights * kept[..., 1:]
+    elif first is not None and count > 1:
         weights = weights.reshape(batch, heads, count, -1).tril(first).reshape(weights.shape)
     f = weights @ recent.values
     if total is not None:
-        f = f + monomials(q, order) @ total
+        old = monomials(q, order) @ total
+        f = f + (old if kept is None else old * kept[..., :1])
     g = f[..., -1:]
     o = torch.where(g == 0, 0, f[..., :-1] / torch.where(g == 0, 1, g))
     return o.reshape(batch, heads, count, o.shape[-1])
+
+
+def fading(decays: Tensor, first: int | None, count: int) -> Tensor:
+    """What queries keep of the sum and of each recent key, (B, Hkv, N, 1 + n); (B, Hkv, 1, 1 + n) if all come last.
+
+    The decays, (B, Hkv, n), of the tokens after a key up to the query fade it; nothing is kept of one after the query.
+    """
+    c = pad(decays.to(wide(decays.device)).cumsum(2), (1, 0)).unsqueeze(2)
+    if first is None:
+        return (c[..., -1:] - c).exp().to(decays.dtype)
+    now = slice(first + 1, first + 1 + count)
+    places = torch.arange(c.shape[3], device=decays.device)
+    later = places > places[now, None]
+    return (c[..., now].mT - c).masked_fill(later, -torch.inf).exp().to(decays.dtype)
+
+
+def fold(total: Tensor | None, recent: Recent, order: int) -> Tensor:
+    """The sum, faded by the decays of these few tokens, and they in it, each faded by those after it. Up to order 2."""
+    assert recent.decays is not None
+    kept = fading(recent.decays, None, 1)
+    new = monomials(recent.keys, order).mT @ (recent.values * kept[..., 1:].mT)
+    return new if total is None else total * kept[..., :1] + new
 
 
 def monomials(x: Tensor, order: int) -> Tensor:
@@ -50,13 +80,15 @@ def step(
     total: Tensor | None,
     recent_k: Tensor,
     recent_u: Tensor,
+    recent_decay: Tensor | None,
     recent_count: int,
     *,
     order: int,
     scale: float,
     head_scale: Tensor | None,
-    normalize: bool,
+    normalize: str,
     key_mask: Tensor | None,
+    log_decay: Tensor | None,
 ) -> Tensor:
     """Decode one token per sequence: keep its key and value in place, and return what its query gets, (B, Hq, Dv).
 
@@ -68,24 +100,33 @@ def step(
         total: the sum over older keys, (B, Hkv, F, Dv + 1), contiguous, only read; None if there is none.
         recent_k: (B, Hkv, R, D), contiguous, in the dtype of the sums. k̂ is written at index `recent_count`.
         recent_u: (B, Hkv, R, Dv + 1), likewise. u = [v, 1] is written there.
-        recent_count: how many recent tokens there are, less than R. The query sees these and its own.
+        recent_decay: (B, Hkv, R), likewise. log_decay is written there. None if nothing ever decayed.
+        recent_count: how many recent tokens there are, less than R. The query sees these and its own, each faded by the
+            decays of the tokens after it, and the sum faded by the decays of all of them.
         scale, head_scale: a number, and one per query head, (Hq,), or None; the scale is their product.
-        key_mask: (B, 1), bool: where it is False, k̂ and u are zeros, whatever k and v hold. Or None.
+        normalize: "standardize", "rms" or "none".
+        key_mask: (B, 1), bool: where it is False, k̂, u and log_decay are zeros, whatever k and v hold. Or None.
+        log_decay: (B, Hkv), <= 0, in the dtype of the sums; None if and only if `recent_decay` is.
 
     Returns:
         In the dtype of v.
     """
     dtype = recent_k.dtype
-    token = Recent.of(k.unsqueeze(2), v.unsqueeze(2), key_mask, dtype=dtype, normalize=normalize)
-    recent_k.narrow(2, recent_count, 1).copy_(token.keys)
-    recent_u.narrow(2, recent_count, 1).copy_(token.values)
-    recent = Recent(recent_k[:, :, : recent_count + 1], recent_u[:, :, : recent_count + 1], True)
+    decay = None if log_decay is None else log_decay.unsqueeze(2)
+    if decay is not None and key_mask is not None:
+        decay = torch.where(key_mask.unsqueeze(1), decay, 0)
+    new = Recent.of(k.unsqueeze(2), v.unsqueeze(2), key_mask, decay, dtype=dtype, normalize=normalize)
+    room = Recent(recent_k, recent_u, recent_decay, True)
+    for place, x in ((room.keys, new.keys), (room.values, new.values), (room.decays, new.decays)):
+        if place is not None and x is not None:
+            place.narrow(2, recent_count, 1).copy_(x)
+    recent = room.split(recent_count + 1)[0]
     query = scaled_query(q.unsqueeze(2), scale if head_scale is None else scale * head_scale, dtype, normalize)
     return attend(query, total, recent, order=order, first=None).squeeze(2).to(v.dtype)
 
 
-def scaled_query(query: Tensor, scale: float | Tensor, dtype: torch.dtype, normalize: bool) -> Tensor:
-    query = standardize(query.to(dtype)) if normalize else query.to(dtype)
+def scaled_query(query: Tensor, scale: float | Tensor, dtype: torch.dtype, normalize: str) -> Tensor:
+    query = normalized(query.to(dtype), normalize)
     if isinstance(scale, Tensor) and scale.dim():
         scale = scale[:, None, None]
     return query * (scale.to(dtype) if isinstance(scale, Tensor) else scale)
@@ -93,8 +134,8 @@ def scaled_query(query: Tensor, scale: float | Tensor, dtype: torch.dtype, norma
 
 def best_step(device: torch.device, order: int, head_dim: int, value_dim: int) -> Callable[..., Tensor]:
     """The `step` of the first backend that has one for such a state, else the one above."""
-    for name in backends.NAMES:
-        backend = backends.load(name)
+    for name in NAMES:
+        backend = load(name)
         can_step = getattr(backend, "can_step", None)
         if can_step is not None and can_step(device, order, head_dim, value_dim):
             fused: Callable[..., Tensor] = backend.step  # type: ignore[attr-defined]

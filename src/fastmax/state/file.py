@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fastmax._atomic_file import write_whole
 
-VERSION = 2
+VERSION = 3
 FORMAT = "fastmax.state"
-_OPTIONS = {"version": int, "order": int, "head_dim": int, "value_dim": int, "normalize": bool}
-_TENSORS = ("sum", "recent_keys", "recent_values", "tokens")
-_NAMES = {*_OPTIONS, *_TENSORS, "scale"}
+_OPTIONS = {"version": int, "order": int, "head_dim": int, "value_dim": int}
+TENSORS = ("sum", "sum_decay", "recent_keys", "recent_values", "recent_decays", "tokens")
+_NAMES = {*_OPTIONS, *TENSORS, "normalize", "scale"}
 
 
 def checked(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -26,7 +26,10 @@ def checked(state_dict: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} must be of type {kind.__name__}, got {_shown(state_dict[name])}")
     if state_dict["version"] != VERSION:
         raise ValueError(f"the version must be {VERSION}, got {_shown(state_dict['version'])}")
-    for name in _TENSORS:
+    normalize = state_dict["normalize"]
+    if type(normalize) is not bool and normalize != "rms":
+        raise ValueError(f'normalize must be True, False or "rms", got {_shown(normalize)}')
+    for name in TENSORS:
         if not isinstance(state_dict[name], Tensor):
             raise ValueError(f"{name} must be a tensor, got {type(state_dict[name]).__name__}")
     scale = state_dict["scale"]

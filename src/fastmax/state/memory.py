@@ -1,18 +1,24 @@
 """The memory of a state: a sum over the older tokens, the youngest beside it, and what queries get from both."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fastmax._torch_private import unwatched
+from fastmax._torch_private import AUTOGRAD, unwatched, watchers
 from fastmax.api import fastmax_attention
-from fastmax.core import standardize
+from fastmax.call import normalization
+from fastmax.core import normalized
+from fastmax.decay import wide
 from fastmax.features import feature_count
 from fastmax.state import decode
 from fastmax.state.recent import Recent, capacity
+from fastmax.validation import decay_values
+
+Parts = tuple[Tensor | None, Tensor | None, Recent]
+"""A sum, the total of its log_decay, and the recent tokens."""
 
 _FEW = 1 << 18
 """Features of so many numbers per head are formed at once, without the op: 122 queries at D = 64 and order 2."""
@@ -24,10 +30,13 @@ class Memory:
     head_dim: int
     order: int
     scale: float | Tensor
-    normalize: bool
-    _sum: Tensor | None  # over the older keys, never written to; None while there are none
+    normalize: bool | str
+    _sum: (
+        Tensor | None
+    )  # over the older keys, faded up to the last of them, never written to; None while there are none
+    _sum_decay: Tensor | None  # (B, Hkv): the total of their log_decay; None for zeros
     _recent: Recent
-    _room: tuple[Tensor, Tensor] | None  # buffers that `_recent` is the beginning of, and that nobody else sees
+    _room: Recent | None  # buffers that `_recent` is the beginning of, and that nobody else sees
 
     @property
     def batch(self) -> int:
@@ -53,41 +62,91 @@ class Memory:
     def _capacity(self) -> int:
         return capacity(self.head_dim, self.value_dim, self.order)
 
-    def _tokens(self, key: Tensor, value: Tensor, key_mask: Tensor | None) -> Recent:
-        return Recent.of(key, value, key_mask, dtype=self.dtype, normalize=self.normalize)
+    @property
+    def log_decay(self) -> Tensor:
+        """(B, Hkv): the total of log_decay over all tokens, by which whatever came before them has faded."""
+        recent = self._recent.all_decays().to(wide(self.device)).sum(2)
+        return recent if self._sum_decay is None else self._sum_decay + recent
 
-    def _extended(self, new: Recent, query: Tensor | None = None) -> tuple[Tensor | None, Recent, Tensor | None]:
+    @property
+    def _parts(self) -> Parts:
+        return self._sum, self._sum_decay, self._recent
+
+    @property
+    def _decaying(self) -> bool:
+        return self._sum_decay is not None or self._recent.decays is not None
+
+    def _tokens(self, key: Tensor, value: Tensor, key_mask: Tensor | None, log_decay: Tensor | None) -> Recent:
+        how = normalization(self.normalize)
+        return Recent.of(key, value, key_mask, log_decay, dtype=self.dtype, normalize=how)
+
+    def _decays(self, log_decay: Tensor | None, key: Tensor, key_mask: Tensor | None) -> Tensor | None:
+        """(B, Hkv, N) in the dtype of the sums, 0 where a key does not count, whatever is given there."""
+        if log_decay is None:
+            return None
+        log_decay = log_decay.to(self.dtype).expand(key.shape[:3])
+        if key_mask is not None:
+            log_decay = torch.where(key_mask.unsqueeze(1), log_decay, 0)
+        if watchers((log_decay,)) <= AUTOGRAD:
+            decay_values(log_decay)
+        return log_decay.contiguous()
+
+    def _extended(self, new: Recent, query: Tensor | None = None) -> tuple[Parts, Tensor | None]:
         """The sum and the recent tokens after these. What is too much for the recent ones goes to the sum, oldest first.
 
-        Of the queries of these tokens, if given, some may go with them: what they get comes third.
+        Of the queries of these tokens, if given, some may go with them: what they get comes second.
         """
         before = self._recent.length
         recent = self._recent.then(new)
         if recent.length <= self._capacity:
-            return self._sum, recent, None
+            return (self._sum, self._sum_decay, recent), None
         # Half of the room stays free, so that the sum is written only once in so many steps.
         older, recent = recent.split(recent.length - self._capacity // 2)
         recent = recent.copy()  # a view would keep the older ones alive
+        decay = self._decay_with(older)
         answered = older.length - before
         if query is None or answered <= 0:
-            return self._folded(older), recent, None
+            return (self._folded(older), decay, recent), None
         o, total = self._attend(query[:, :, :answered], self._sum, older, before, return_state=True)
-        return total, recent, o
+        return (total, decay, recent), o
+
+    def _decay_with(self, recent: Recent) -> Tensor | None:
+        """The total of log_decay of the sum, and of these tokens."""
+        if recent.decays is None:
+            return self._sum_decay
+        total = recent.decays.to(wide(self.device)).sum(2)
+        return total if self._sum_decay is None else self._sum_decay + total
 
     def _folded(self, recent: Recent) -> Tensor:
         """The sum, and these tokens in it."""
-        nobody = recent.keys.new_empty(self.batch, self.num_kv_heads, 0, self.head_dim)
-        total: Tensor = self._attend(nobody, self._sum, recent, 0, scale=1.0, return_state=True)[1]
-        return total
+        if recent.decays is None:
+            nobody = recent.keys.new_empty(self.batch, self.num_kv_heads, 0, self.head_dim)
+            return self._attend(nobody, self._sum, recent, 0, scale=1.0, return_state=True)[1]
+        if self._few(recent.length):
+            with self._in_full_precision():
+                return decode.fold(self._sum, recent, self.order)
+        # what decays has a query for every key
+        return self._attend(torch.zeros_like(recent.keys), self._sum, recent, 0, scale=1.0, return_state=True)[1]
+
+    def _fold_and_fade(self, log_decay: Tensor | None) -> None:
+        """All tokens into the sum, and that by these decays, (B, Hkv): a younger sum is to be added to it."""
+        total, decay = self._folded(self._recent), self._decay_with(self._recent)
+        if log_decay is not None:
+            total = total * log_decay.exp().to(self.dtype)[..., None, None]
+            decay = log_decay if decay is None else decay + log_decay
+        self._sum, self._sum_decay, self._recent = total, decay, self._recent.split(0)[0]
+
+    def _few(self, tokens: int) -> bool:
+        return tokens * feature_count(self.head_dim, self.order) <= _FEW and self.order <= 2
 
     def _see(self, query: Tensor, total: Tensor | None, recent: Recent, first: int | None) -> Tensor:
         """Queries read the sum and see recent tokens: query n those up to `first` + n, or all of them if that is None."""
-        few = query.shape[2] * feature_count(self.head_dim, self.order) <= _FEW and self.order <= 2
-        if total is not None and few:
-            lowered = self._autocast_dtype() is not None
-            with torch.autocast(query.device.type, enabled=False) if lowered else nullcontext():
-                query = decode.scaled_query(query, self.scale, self.dtype, self.normalize)
+        if total is not None and self._few(query.shape[2]):
+            with self._in_full_precision():
+                query = decode.scaled_query(query, self.scale, self.dtype, normalization(self.normalize))
                 return decode.attend(query, total, recent, order=self.order, first=first)
+        if first is None and recent.decays is not None:
+            recent, first = recent.then_hidden(query.shape[2]), recent.length
         if first is None and total is None:
             return self._attend(query, total, recent, None)[0]
         # Causal, so that backends see the recent tokens densely even where there is a sum.
@@ -104,7 +163,7 @@ class Memory:
         return_state: bool = False,
     ) -> tuple[Tensor, Any]:
         """`_see` by the op, for any number of queries. Query n is put at position `first` + n, after others of zeros."""
-        query = standardize(query.to(self.dtype)) if self.normalize else query.to(self.dtype)
+        query = normalized(query.to(self.dtype), normalization(self.normalize))
         result = fastmax_attention(
             pad(query, (0, 0, first, 0)) if first else query,
             recent.keys,
@@ -114,6 +173,7 @@ class Memory:
             order=self.order,
             scale=self.scale if scale is None else scale,
             normalize=False,
+            log_decay=recent.decays,
             enable_gqa=True,
             initial_state=total,
             return_state=return_state,
@@ -130,50 +190,58 @@ class Memory:
             self._room = None
         return self._recent
 
-    def _unwatched(self, *others: Tensor) -> bool:
-        own = (self._recent.keys, self._recent.values, self._sum, self.scale)
-        return unwatched(*others, *(x for x in own if isinstance(x, Tensor)))
+    def _unwatched(self, *others: Tensor | None) -> bool:
+        own = (self._recent.keys, self._recent.values, self._recent.decays, self._sum, self._sum_decay, self.scale)
+        return unwatched(*(x for x in (*others, *own) if isinstance(x, Tensor)))
 
-    def _may_step_in_place(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None) -> bool:
-        if not self._unwatched(query, key, value, *(() if key_mask is None else (key_mask,))):
-            return False
-        return not torch.is_autocast_enabled(query.device.type)
+    def _may_step_in_place(self, *tensors: Tensor | None) -> bool:
+        return self._unwatched(*tensors) and not torch.is_autocast_enabled(self.device.type)
 
-    def _step_in_place(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:
-        """One token, written beside the others where there is room."""
-        keys, values = self._with_room()
+    def _step_in_place(
+        self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, log_decay: Tensor | None
+    ) -> Tensor:
+        """One token, written beside the others where there is room. `log_decay` is of `_decays`."""
+        room = self._with_room(decaying=log_decay is not None)
+        if room.decays is not None and log_decay is None:
+            log_decay = room.decays.new_zeros(self.batch, self.num_kv_heads, 1)
         count = self._recent.length
         o = decode.best_step(query.device, self.order, self.head_dim, self.value_dim)(
             query.squeeze(2),
             key.squeeze(2),
             value.squeeze(2),
             self._sum,
-            keys,
-            values,
+            room.keys,
+            room.values,
+            room.decays,
             count,
             order=self.order,
             scale=1.0 if isinstance(self.scale, Tensor) else self.scale,
             head_scale=self.scale.expand(query.shape[1]) if isinstance(self.scale, Tensor) else None,
-            normalize=self.normalize,
+            normalize=normalization(self.normalize),
             key_mask=key_mask,
+            log_decay=None if log_decay is None else log_decay.squeeze(2),
         )
-        if not keys.is_inference():  # those have no version
-            torch.autograd.graph.increment_version((keys, values))
-        masked = self._recent.masked or key_mask is not None
-        self._recent = Recent(keys[:, :, : count + 1], values[:, :, : count + 1], masked)
+        if not room.keys.is_inference():  # those have no version
+            written = (room.keys, room.values) if room.decays is None else (room.keys, room.values, room.decays)
+            torch.autograd.graph.increment_version(written)
+        recent = room._replace(masked=self._recent.masked or key_mask is not None)
+        self._recent = recent.map(lambda x: x[:, :, : count + 1])
         return o.unsqueeze(2)
 
-    def _with_room(self) -> tuple[Tensor, Tensor]:
-        """Buffers that begin with the recent tokens and have room for one more."""
+    def _with_room(self, decaying: bool) -> Recent:
+        """Buffers that begin with the recent tokens and have room for one more, and for its decay if it has one."""
         size, recent = self._capacity, self._recent
+        if decaying and recent.decays is None:
+            recent = recent._replace(decays=recent.all_decays())
+            self._room = None
         if recent.length == size:
             older, recent = recent.split(size + 1 - size // 2)
-            self._sum = self._folded(older)
+            self._sum, self._sum_decay = self._folded(older), self._decay_with(older)
             self._room = None
         # what inference mode made is not to be written to outside of it
-        usable = self._room is not None and (not self._room[0].is_inference() or torch.is_inference_mode_enabled())
+        usable = self._room is not None and (not self._room.keys.is_inference() or torch.is_inference_mode_enabled())
         if self._room is None or not usable:
-            self._room = _room(recent.keys, size), _room(recent.values, size)
+            self._room = recent.map(lambda x: _room(x, size))
             self._recent = recent
         return self._room
 
@@ -184,6 +252,10 @@ class Memory:
         lowered = self.dtype == torch.float32 and known and torch.is_autocast_enabled(device)
         return torch.get_autocast_dtype(device) if lowered else None
 
+    def _in_full_precision(self) -> AbstractContextManager[None]:
+        lowered = self._autocast_dtype() is not None
+        return torch.autocast(self.device.type, enabled=False) if lowered else nullcontext()
+
     def _zeros(self, rows: int | None = None) -> Tensor:
         rows = feature_count(self.head_dim, self.order) if rows is None else rows
         return self._recent.keys.new_zeros(self.batch, self.num_kv_heads, rows, self.value_dim + 1)
@@ -191,6 +263,6 @@ class Memory:
 
 def _room(x: Tensor, size: int) -> Tensor:
     """x, and room for more tokens after it."""
-    buffer = x.new_empty(*x.shape[:2], size, x.shape[3])
+    buffer = x.new_empty(*x.shape[:2], size, *x.shape[3:])
     buffer[:, :, : x.shape[2]] = x
     return buffer

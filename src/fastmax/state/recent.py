@@ -5,13 +5,14 @@ order 2, scale 1: one key at D = 64 is off by 1.4e-4 where the dense form is off
 So no token is in a sum before there are many.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fastmax.core import standardize
+from fastmax.core import normalized
 from fastmax.features import feature_count
 
 
@@ -26,19 +27,29 @@ def capacity(head_dim: int, value_dim: int, order: int) -> int:
 
 
 class Recent(NamedTuple):
-    """Tokens in the dtype of the sums: k̂ and u = [v, 1], both zeros for a key that does not count."""
+    """Tokens in the dtype of the sums: k̂, u = [v, 1] and log_decay, all zeros for a key that does not count."""
 
     keys: Tensor  # (B, Hkv, n, D)
     values: Tensor  # (B, Hkv, n, Dv + 1)
+    decays: Tensor | None  # (B, Hkv, n); None if no token of the state decays anything
     masked: bool  # whether there may be keys that do not count
 
     @classmethod
-    def of(cls, key: Tensor, value: Tensor, key_mask: Tensor | None, *, dtype: torch.dtype, normalize: bool) -> Self:
+    def of(
+        cls,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None,
+        log_decay: Tensor | None,
+        *,
+        dtype: torch.dtype,
+        normalize: str,
+    ) -> Self:
         key, values = key.to(dtype), pad(value.to(dtype), (0, 1), value=1.0)
         if key_mask is not None:
             counts = key_mask[:, None, :, None]
             key, values = torch.where(counts, key, 0), torch.where(counts, values, 0)
-        return cls(standardize(key) if normalize else key, values, key_mask is not None)
+        return cls(normalized(key, normalize), values, log_decay, key_mask is not None)
 
     @property
     def length(self) -> int:
@@ -49,19 +60,32 @@ class Recent(NamedTuple):
         """(B, 1, 1, n), True where a key counts; None if all do."""
         return (self.values[:, :1, :, -1] != 0).unsqueeze(2) if self.masked else None
 
+    def all_decays(self) -> Tensor:
+        """(B, Hkv, n), zeros where there are none."""
+        return self.keys.new_zeros(self.keys.shape[:3]) if self.decays is None else self.decays
+
     def then(self, other: "Recent") -> "Recent":
+        decaying = self.decays is not None or other.decays is not None
         return Recent(
             torch.cat((self.keys, other.keys), 2),
             torch.cat((self.values, other.values), 2),
+            torch.cat((self.all_decays(), other.all_decays()), 2) if decaying else None,
             self.masked or other.masked,
         )
 
+    def then_hidden(self, count: int) -> "Recent":
+        """And so many keys that do not count: places for queries that come after all others."""
+        keys, values = (pad(x, (0, 0, 0, count)) for x in (self.keys, self.values))
+        return Recent(keys, values, None if self.decays is None else pad(self.decays, (0, count)), True)
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> "Recent":
+        decays = None if self.decays is None else f(self.decays)
+        return Recent(f(self.keys), f(self.values), decays, self.masked)
+
     def copy(self) -> "Recent":
         """Contiguous, and keeping nothing else alive."""
-        keys, values = (x.clone(memory_format=torch.contiguous_format) for x in (self.keys, self.values))
-        return Recent(keys, values, self.masked)
+        return self.map(lambda x: x.clone(memory_format=torch.contiguous_format))
 
     def split(self, at: int) -> "tuple[Recent, Recent]":
         """The `at` oldest, and the rest."""
-        older = Recent(self.keys[:, :, :at], self.values[:, :, :at], self.masked)
-        return older, Recent(self.keys[:, :, at:], self.values[:, :, at:], self.masked)
+        return self.map(lambda x: x[:, :, :at]), self.map(lambda x: x[:, :, at:])

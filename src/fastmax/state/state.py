@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from fastmax.core import default_scale
+from fastmax.decay import wide
 from fastmax.features import feature_count
 from fastmax.state import checks, file
-from fastmax.state.memory import Memory
+from fastmax.state.memory import Memory, Parts
 from fastmax.state.recent import Recent, capacity
 
 
@@ -29,6 +30,7 @@ class FastmaxState(Memory):
         tokens: (B,), int64: how many keys are in it, those that a mask hides not counted. Copied too.
         head_dim, order, scale, normalize: those of the calls of `fastmax_attention`, fixed at creation. A scale that is a
             tensor is not copied: it may be learned.
+        log_decay: (B, Hkv): the total of log_decay over those keys, if there was any; states that are older need it.
     """
 
     tokens: Tensor
@@ -41,31 +43,32 @@ class FastmaxState(Memory):
         head_dim: int,
         order: int = 2,
         scale: float | Tensor | None = None,
-        normalize: bool = True,
+        normalize: bool | str = True,
+        log_decay: Tensor | None = None,
     ) -> None:
         checks.options(head_dim, order, normalize)
         checks.total(tensor, head_dim, order)
         batch, heads, _, columns = tensor.shape
         checks.sizes(batch, heads, columns - 1, tensor.dtype)
         checks.tokens(tokens, batch, tensor.device)
-        nothing = Recent(
-            tensor.new_empty(batch, heads, 0, head_dim), tensor.new_empty(batch, heads, 0, columns), masked=False
-        )
+        if log_decay is not None:
+            checks.decay_total(log_decay, batch, heads, tensor.device)
+            log_decay = log_decay.to(wide(tensor.device), copy=True)
         total = tensor.clone(memory_format=torch.contiguous_format)
-        self._set(total, nothing, tokens.clone(), head_dim, order, scale, normalize)
+        parts = total, log_decay, _nothing(batch, heads, head_dim, columns, tensor.dtype, tensor.device)
+        self._set(parts, tokens.clone(), head_dim, order, scale, normalize)
 
     def _set(
         self,
-        total: Tensor | None,
-        recent: Recent,
+        parts: Parts,
         tokens: Tensor,
         head_dim: int,
         order: int,
         scale: float | Tensor | None,
-        normalize: bool,
+        normalize: bool | str,
     ) -> Self:
-        checks.scale(scale, recent.keys.shape[1])
-        self._go_on(total, recent, tokens)
+        checks.scale(scale, parts[2].keys.shape[1])
+        self._go_on(parts, tokens)
         self.head_dim, self.order, self.normalize = head_dim, order, normalize
         self.scale = default_scale(order, head_dim) if scale is None else scale
         return self
@@ -80,7 +83,7 @@ class FastmaxState(Memory):
         order: int = 2,
         *,
         scale: float | Tensor | None = None,
-        normalize: bool = True,
+        normalize: bool | str = True,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> Self:
@@ -88,54 +91,74 @@ class FastmaxState(Memory):
         value_dim = head_dim if value_dim is None else value_dim
         checks.options(head_dim, order, normalize)
         checks.sizes(batch, num_kv_heads, value_dim, dtype)
-        nothing = Recent(
-            torch.empty(batch, num_kv_heads, 0, head_dim, dtype=dtype, device=device),
-            torch.empty(batch, num_kv_heads, 0, value_dim + 1, dtype=dtype, device=device),
-            masked=False,
-        )
+        nothing = _nothing(batch, num_kv_heads, head_dim, value_dim + 1, dtype, device)
         tokens = torch.zeros(batch, dtype=torch.int64, device=device)
-        return cls.__new__(cls)._set(None, nothing, tokens, head_dim, order, scale, normalize)
+        return cls.__new__(cls)._set((None, None, nothing), tokens, head_dim, order, scale, normalize)
 
-    def update(self, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> None:
-        """Add keys (B, Hkv, N, D) and values (B, Hkv, N, Dv); of those where `key_mask` (B, N) is False, nothing."""
-        checks.keys(key, value, key_mask, self._recent)
-        total, recent, _ = self._extended(self._tokens(key, value, key_mask))
-        self._go_on(total, recent, self._counted(key, key_mask))
+    def update(
+        self, key: Tensor, value: Tensor, key_mask: Tensor | None = None, log_decay: Tensor | None = None
+    ) -> None:
+        """Add keys (B, Hkv, N, D) and values (B, Hkv, N, Dv); of those where `key_mask` (B, N) is False, nothing.
+
+        `log_decay`, <= 0, broadcastable to (B, Hkv, N), is that of `fastmax_attention`: each token fades all that came
+        before it by exp(log_decay). A key that the mask hides fades nothing.
+        """
+        checks.keys(key, value, key_mask, log_decay, self._recent)
+        log_decay = self._decays(log_decay, key, key_mask)
+        parts, _ = self._extended(self._tokens(key, value, key_mask, log_decay))
+        self._go_on(parts, self._counted(key, key_mask))
 
     def read(self, query: Tensor) -> Tensor:
-        """What queries (B, Hq, N, D) get from all keys so far: (B, Hq, N, Dv), zeros if there are none."""
+        """What queries (B, Hq, N, D) get from all keys so far: (B, Hq, N, Dv), zeros if there are none.
+
+        Where tokens decay, the queries come at the last one: it fades what was before it, and nothing after it does.
+        """
         checks.queries(query, None, self._recent, self.scale)
         o = self._see(query, self._sum, self._shown(query), None)
         return o.to(self._autocast_dtype() or query.dtype)
 
-    def step(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Decode one token, or a few: add their keys and values; each query sees all up to and with its own.
+    def step(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None = None,
+        log_decay: Tensor | None = None,
+    ) -> Tensor:
+        """Decode one token, or a few: add their keys and values as `update` does; each query sees all up to and with its own.
 
         (B, Hq, N, D), (B, Hkv, N, D) and (B, Hkv, N, Dv) -> (B, Hq, N, Dv).
         """
-        checks.keys(key, value, key_mask, self._recent)
+        checks.keys(key, value, key_mask, log_decay, self._recent)
         checks.queries(query, key.shape[2], self._recent, self.scale)
+        log_decay = self._decays(log_decay, key, key_mask)
         tokens = self._counted(key, key_mask)
-        if query.shape[2] == 1 and self._may_step_in_place(query, key, value, key_mask):
-            o = self._step_in_place(query, key, value, key_mask)
+        if query.shape[2] == 1 and self._may_step_in_place(query, key, value, key_mask, log_decay):
+            o = self._step_in_place(query, key, value, key_mask, log_decay)
             self.tokens = tokens
             return o
-        total, recent, early = self._extended(self._tokens(key, value, key_mask), query)
+        parts, early = self._extended(self._tokens(key, value, key_mask, log_decay), query)
+        total, _, recent = parts
         late = query if early is None else query[:, :, early.shape[2] :]
         o = self._see(late, total, recent, recent.length - late.shape[2])
-        self._go_on(total, recent, tokens)
+        self._go_on(parts, tokens)
         return (o if early is None else torch.cat((early, o), 2)).to(self._autocast_dtype() or value.dtype)
 
     def __add__(self, other: "FastmaxState") -> "FastmaxState":
-        """The state after the keys of both, in any order: it is a sum."""
+        """The state after the keys of both. It is a sum, so that their order does not matter, unless tokens decay.
+
+        Then `other` is the younger one, and its tokens fade this one: by the exp of its `log_decay` in all.
+        """
         if not isinstance(other, FastmaxState):
             return NotImplemented
         checks.same("to be added", self._describe(), other._describe())
         both = self.clone()
         if other._sum is not None:
+            if both._decaying or other._decaying:
+                both._fold_and_fade(other._sum_decay)
             both._sum = other._sum.clone() if both._sum is None else both._sum + other._sum
-        total, recent, _ = both._extended(other._shown())
-        both._go_on(total, recent, self.tokens + other.tokens)
+        parts, _ = both._extended(other._shown())
+        both._go_on(parts, self.tokens + other.tokens)
         return both
 
     def select(self, index: Tensor) -> "FastmaxState":
@@ -169,11 +192,16 @@ class FastmaxState(Memory):
         state = self._map(lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None, copy=True))
         if isinstance(self.scale, Tensor):
             state.scale = self.scale.to(device=device)
+        if self._sum_decay is not None:
+            state._sum_decay = self._sum_decay.to(state.device, wide(state.device), copy=True)
         return state
 
     @property
     def tensor(self) -> Tensor:
-        """The sum over all keys, (B, Hkv, F, Dv + 1), a copy: what `fastmax_attention` takes as `initial_state`."""
+        """The sum over all keys, (B, Hkv, F, Dv + 1), a copy: what `fastmax_attention` takes as `initial_state`.
+
+        Faded up to the last token, if tokens decay.
+        """
         recent = self._shown()
         if recent.length:
             return self._folded(recent)
@@ -203,7 +231,10 @@ class FastmaxState(Memory):
         return state // ((head_dim + value_dim) * cache_dtype.itemsize) + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """A detached copy of everything, for torch.save and `load_state_dict`. The sum has no rows while it is empty."""
+        """A detached copy of everything, for torch.save and `load_state_dict`.
+
+        The sum has no rows while it is empty; the decays are of shape (0,) where no token decays.
+        """
         now = self.detach()
         return {
             "version": file.VERSION,
@@ -213,8 +244,12 @@ class FastmaxState(Memory):
             "normalize": self.normalize,
             "scale": self.scale.detach().clone() if isinstance(self.scale, Tensor) else self.scale,
             "sum": self._zeros(rows=0) if now._sum is None else now._sum,
+            "sum_decay": now.tokens.new_empty(0, dtype=self.dtype) if now._sum_decay is None else now._sum_decay,
             "recent_keys": now._recent.keys,
             "recent_values": now._recent.values,
+            "recent_decays": now.tokens.new_empty(0, dtype=self.dtype)
+            if now._recent.decays is None
+            else now._recent.decays,
             "tokens": now.tokens,
         }
 
@@ -224,21 +259,21 @@ class FastmaxState(Memory):
         entries = file.checked(state_dict)
         head_dim, order, normalize = entries["head_dim"], entries["order"], entries["normalize"]
         checks.options(head_dim, order, normalize)
-        total, keys, values, tokens = (
-            entries[name].clone() for name in ("sum", "recent_keys", "recent_values", "tokens")
-        )
-        recent = Recent(keys, values, masked=bool((values[..., -1:] == 0).any()))
-        total = total if total.shape[2] else None
-        checks.stored(total, recent, tokens, head_dim, order)
+        tensors = (entries[name].clone() for name in file.TENSORS)
+        total, decay, keys, values, decays, tokens = tensors
+        masked = bool((values[..., -1:] == 0).any())
+        recent = Recent(keys, values, None if decays.shape == (0,) else decays, masked)
+        parts = total if total.shape[2] else None, None if decay.shape == (0,) else decay, recent
+        checks.stored(*parts, tokens, head_dim, order)
         scale = entries["scale"].clone() if isinstance(entries["scale"], Tensor) else entries["scale"]
-        return cls.__new__(cls)._set(total, recent, tokens, head_dim, order, scale, normalize)
+        return cls.__new__(cls)._set(parts, tokens, head_dim, order, scale, normalize)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a copy of that state, on this one's device. Only the batch may differ."""
         state = FastmaxState.from_state_dict(state_dict).to(self.device)
         ours = self._describe()
         checks.same("to be loaded", {**ours, "batch": state.batch}, state._describe())
-        self._go_on(state._sum, state._recent, state.tokens)
+        self._go_on(state._parts, state.tokens)
 
     def save(self, path: str | PathLike[str]) -> None:
         """To a safetensors file (needs the extra "hf"), atomically: a reader finds the old file or the new one, whole."""
@@ -276,21 +311,26 @@ class FastmaxState(Memory):
     def _map(self, f: Callable[[Tensor], Tensor]) -> "FastmaxState":
         """Of the same options, with these tensors, which must be new."""
         recent = self._shown()
+        total, decay = (None if x is None else f(x) for x in (self._sum, self._sum_decay))
+        parts = total, decay, recent.map(f)
         return FastmaxState.__new__(FastmaxState)._set(
-            None if self._sum is None else f(self._sum),
-            Recent(f(recent.keys), f(recent.values), recent.masked),
-            f(self.tokens),
-            self.head_dim,
-            self.order,
-            self.scale,
-            self.normalize,
+            parts, f(self.tokens), self.head_dim, self.order, self.scale, self.normalize
         )
 
     def _counted(self, key: Tensor, key_mask: Tensor | None) -> Tensor:
         return self.tokens + (key.shape[2] if key_mask is None else key_mask.sum(-1))
 
-    def _go_on(self, total: Tensor | None, recent: Recent, tokens: Tensor) -> None:
-        self._sum, self._recent, self._room, self.tokens = total, recent, None, tokens
+    def _go_on(self, parts: Parts, tokens: Tensor) -> None:
+        self._sum, self._sum_decay, self._recent = parts
+        self._room, self.tokens = None, tokens
+
+
+def _nothing(
+    batch: int, heads: int, head_dim: int, columns: int, dtype: torch.dtype, device: torch.device | str | None
+) -> Recent:
+    """No recent tokens."""
+    keys, values = (torch.empty(batch, heads, 0, n, dtype=dtype, device=device) for n in (head_dim, columns))
+    return Recent(keys, values, None, masked=False)
 
 
 def _numbers(head_dim: int, value_dim: int, order: int) -> int:
