@@ -26,7 +26,7 @@ FM_INLINE int check_form(int64_t form, int64_t order) {
 inline int check(const FmCall& c) {
   if (const int status = check_numbers(c.type, c.head_dim, c.value_dim)) return status;
   if (const int status = check_tensors({&c.q, &c.k, &c.v, &c.o, &c.g, &c.d_o, &c.d_g, &c.d_q, &c.d_k, &c.d_v})) return status;
-  if (c.log_decay.data && (c.log_decay.type != c.type || !c.is_causal || c.queries != c.keys)) return FM_BAD_DECAY;
+  if (c.log_decay.data && (c.log_decay.type != c.type || !c.is_causal || (c.queries != 0 && c.queries != c.keys))) return FM_BAD_DECAY;
   if (c.d_decay.data && c.d_decay.type != c.type) return FM_BAD_DECAY;
   if (c.g.data && c.g.type != c.type) return FM_BAD_TYPE;
   if (c.normalize < FM_AS_IT_IS || c.normalize > FM_RMS) return FM_BAD_NORMALIZE;

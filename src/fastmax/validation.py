@@ -139,9 +139,9 @@ def _log_decay(
         raise ValueError(f"log_decay must be a floating-point tensor, got {log_decay.dtype}")
     if log_decay.device != query.device:
         raise ValueError(f"log_decay must be on {query.device} as query is, got {log_decay.device}")
-    if query.shape[-2] != key.shape[-2]:
+    if query.shape[-2] not in (0, key.shape[-2]):
         raise ValueError(
-            "log_decay is for self attention, where queries and keys are the same tokens: "
+            "log_decay is for self attention, where queries and keys are the same tokens (or there are no queries at all): "
             f"got {query.shape[-2]} queries and {key.shape[-2]} keys"
         )
     if not options.is_causal and (options.return_state or state is not None):
