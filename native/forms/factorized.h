@@ -7,6 +7,8 @@
 #include "forms/keys.h"
 #include "forms/queries.h"
 
+#include <initializer_list>
+
 namespace FM_LEVEL {
 
 enum class Pass { outputs, query_grads, key_grads };
@@ -56,6 +58,12 @@ struct FactorizedForm {
   }
   // What a state fades by over the chunk, once for all query heads that are added to it.
   T fade(int64_t group) const { return decays && group == 0 ? decay.whole : 1; }
+  // A state over a chunk where nothing is added to it.
+  void fade_alone(State<T> state) const {
+    if (!decays) return;
+    for (T* part : {state.sum, state.lost})
+      if (part) multiply_row(part, decay.whole, (int)sizes.features.size);
+  }
   void load_decay(const Head& h, int64_t begin, int64_t end) {
     decays = DecayChunk<T>::used(*h.call);
     if (decays) decay.load_chunk(h, begin, min(end, h.keys));
@@ -89,6 +97,7 @@ struct FactorizedForm {
         queries.load_tokens(h, g, begin, min(end, h.queries), true, sizes.wraps);
         add_queries(state, g);
       }
+      if (begin >= h.queries) fade_alone(state);
     } else if (begin < h.keys) {
       keys.load_tokens(h, begin, min(end, h.keys), sizes.wraps);
       keys.pack_values();
@@ -136,6 +145,7 @@ struct FactorizedForm {
       dense_key_grads();
       if (keep) add_queries(state, g);
     }
+    if (begin >= h.queries && keep) fade_alone(state);
     keys.store_grads(h, d_x, sizes.dim_pitch, d_u, sizes.u_pitch);
   }
 

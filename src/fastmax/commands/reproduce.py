@@ -36,3 +36,19 @@ def _run(options: argparse.Namespace) -> None:
         learning.run_recall(options.out)
     if "language" in options.only:
         learning.run_language(data_folder(options), options.out, options.tokens, options.steps)
+    _show(options.out)
+
+
+def _show(out: Path) -> None:
+    """The tables of all that is there."""
+    from fastmax.report import learning as report
+    from fastmax.report.terminal import show
+    from fastmax.reproduce.queue import results
+
+    for path in sorted(out.glob("language-*.jsonl"), key=lambda path: (len(path.name), path.name)):
+        found = results(path)
+        tokens = path.stem.removeprefix("language-")
+        show(f"Language, {tokens} tokens\n\n{report.language(found)}\n\n{report.reaches(found)}")
+    found = results(out / "recall.jsonl")
+    if found:
+        show(f"Recall\n\n{report.recall(found)}")
