@@ -115,9 +115,11 @@ def by_input(found: InputGrads, tensors: tuple[Tensor | None, ...]) -> list[Tens
     return [None if x is None else named.get(name) for name, x in zip(TENSORS, tensors, strict=True)]
 
 
-def _differentiate(ctx: Any, do: Tensor | None, dg: Tensor | None, d_state: Tensor | None) -> tuple[Any, ...]:
+def _differentiate(
+    ctx: Any, do: Tensor | None, dg: Tensor | None, d_state: Tensor | None, *, op: Any = None
+) -> tuple[Any, ...]:
     o, g, state, *tensors = ctx.saved_tensors
-    found = backward(o, g, state, do, dg, d_state, *tensors, *ctx.options)
+    found = (backward if op is None else op)(o, g, state, do, dg, d_state, *tensors, *ctx.options)
     return *by_input(InputGrads(*found), tuple(tensors)), *[None] * len(ctx.options)
 
 
@@ -142,11 +144,32 @@ class _Transformed(torch.autograd.Function):
         return forward(*values)  # type: ignore[no-any-return]
 
     setup_context = staticmethod(save)
-    backward = staticmethod(_differentiate)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _differentiate(ctx, *grads, op=_TransformedBackward.apply)
 
     @staticmethod
     def jvp(*_: Any) -> None:
         refuse_tangents()
+
+
+class _TransformedBackward(torch.autograd.Function):
+    """Its backward pass, which torch.func always prepares to differentiate once more."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*values: Any) -> Any:
+        return tuple(backward(*values))
+
+    @staticmethod
+    def setup_context(*_: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(_: Any, *grads: Any) -> Any:
+        _refuse(*grads)
 
 
 _MERGED = ("q", "k", "v", "log_decay", "key_mask", "state_in")
