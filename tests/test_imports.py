@@ -16,9 +16,10 @@ ROOT = Path(fastmax.__file__).parent
 
 LAYERS: list[list[set[str]]] = [
     [{"_atomic_file"}, {"_progress"}, {"_settings"}, {"_torch_private"}],
-    [{"core", "features", "dropout", "call", "validation", "reference"}, {"data"}],
+    [{"core", "features", "dropout", "call", "decay", "both_directions"}, {"data"}],
     [{"plan"}],
     [{"backends"}],
+    [{"validation", "reference"}],
     [{"ops", "_eager_path"}],
     [{"api"}],
     [{"models", "nn", "state", "integrations", "distributed"}],

@@ -27,4 +27,5 @@ def rows_part(g: Tensor, dg: Tensor | None, groups: int) -> Tensor | float:
     if dg is None:
         return 0.0
     batch, heads, tokens = g.shape
+    groups = max(1, groups)  # without heads
     return (dg * g).view(batch, heads // groups, groups, tokens).sum(2)

@@ -1,0 +1,316 @@
+"""What every backend must compute: calls of all kinds, the definition in fp64 with autograd's gradients, and the comparison.
+
+A backend takes part by being in `fastmax.backends.NAMES`, once for each instruction set level if it has levels.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fastmax import backends, ops
+from fastmax.backends import Backend
+from fastmax.call import Call, InputGrads, Options, OutputGrads
+from fastmax.core import normalized, similarity
+from fastmax.plan import FORMS, Plan
+from fastmax.reference import _monomials
+from tests.support import assert_within_budget, randn
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+MAY_REFUSE = {
+    "native": r"dropout|rms|order [34] has (no state|only the dense form)|channels per head|runs on the CPU",
+    "chunked": "(?!)",
+}
+"""What a backend may refuse, if that is known; the rest it must compute."""
+
+
+class Variant(NamedTuple):
+    name: str
+    level: str | None
+    device: str
+    form: str
+
+    def __str__(self) -> str:
+        return f"{self.name}{'' if self.level is None else '/' + self.level}-{self.device}-{self.form}"
+
+    @property
+    def backend(self) -> Backend:
+        return backends.load(self.name)
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(form=self.form, level=self.level)
+
+
+def variants() -> list[Variant]:
+    found = []
+    for name in backends.NAMES:
+        levels = getattr(backends.load(name), "levels", lambda: (None,))()
+        found += [Variant(name, level, device, form) for level in levels for device in DEVICES for form in FORMS]
+    return found
+
+
+class RefusedError(Exception):
+    """The backend says that it cannot run a call, and may."""
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def make(q: Tensor, k: Tensor, v: Tensor, *, options: Options | None = None, **more: Any) -> Call:
+    """A call by the names of its tensors and options. The scale keeps the weights of odd orders well away from zero."""
+    tensors = {name: more.pop(name) for name in list(more) if name not in Options._fields}
+    chosen = Options(scale=0.7 / q.shape[-1], out_dtype=v.dtype) if options is None else options
+    return Call(q, k, v, **tensors, options=chosen._replace(**more))
+
+
+def output_grads(call: Call) -> OutputGrads:
+    o, g, state = call.new_outputs()
+    return OutputGrads(*(randn(*x.shape, dtype=x.dtype).to(x.device) for x in (o, g, state)))
+
+
+def run(variant: Variant, call: Call, grads: OutputGrads, plan: Plan | None = None) -> dict[str, Tensor]:
+    """o, g, state and the gradients of the inputs, by their names."""
+    plan = variant.plan if plan is None else plan
+    reason = variant.backend.unsupported(call)
+    if reason is None:
+        try:
+            o, g, state = variant.backend.forward(call, plan)
+        except ValueError as error:  # a form that was forced
+            reason = str(error)
+    if reason is not None:
+        assert re.search(MAY_REFUSE.get(variant.name, ""), reason), f"{variant} must not refuse this: {reason}"
+        raise RefusedError(reason)
+    found = ops.gradients(variant.backend, plan, call, o, g, state, *grads)
+    return {"o": o, "g": g, "state": state} | {f"d_{name}": x for name, x in found._asdict().items()}
+
+
+def check(variant: Variant, call: Call, grads: OutputGrads | None = None, plan: Plan | None = None) -> None:
+    """Everything within twice the error that the definition makes in the precision of the call, plus rounding."""
+    grads = output_grads(call) if grads is None else grads
+    call, grads = to_device(call, grads, variant.device)
+    actual = run(variant, call, grads, plan)
+    exact, same = defined(call, grads, exact=True), defined(call, grads, exact=False)
+    for name, x in actual.items():
+        try:
+            assert_within_budget(x, exact[name], same[name])
+        except AssertionError as error:
+            raise AssertionError(f"{name} of {variant}: {error}") from None
+
+
+def to_device(call: Call, grads: OutputGrads, device: str) -> tuple[Call, OutputGrads]:
+    if device == "cpu":
+        return call, grads
+    moved = [x.to(device) if isinstance(x, Tensor) else x for x in call.flatten()]
+    return Call.unflatten(moved), OutputGrads(*(None if x is None else x.to(device) for x in grads))
+
+
+def defined(call: Call, grads: OutputGrads, *, exact: bool) -> dict[str, Tensor]:
+    """The same by the definition and autograd, in fp64 if `exact`."""
+    leaves: dict[str, Tensor] = {}
+    for name in InputGrads._fields:
+        x = getattr(call, name)
+        if x is not None:
+            leaves[name] = (x.detach().double() if exact else x.detach()).requires_grad_()
+    outputs = _definition(replace(call, **leaves), exact)
+    pairs = [(x, d.to(x.dtype)) for x, d in zip(outputs, grads, strict=True) if d is not None and x.numel()]
+    pairs.append((sum(x.sum() for x in leaves.values()), torch.zeros((), dtype=torch.float64)))  # all are in the graph
+    found = torch.autograd.grad([x for x, _ in pairs], list(leaves.values()), [d.to(x.dtype) for x, d in pairs])
+    named = dict(zip(leaves, found, strict=True))
+    nothing = torch.empty(0, dtype=torch.float64 if exact else call.q.dtype, device=call.q.device)
+    result = dict(zip(("o", "g", "state"), (x.detach() for x in outputs), strict=True))
+    return result | {f"d_{name}": named.get(name, nothing) for name in InputGrads._fields}
+
+
+class _Divided(torch.autograd.Function):
+    """f / g in the dtype of the output, which is also what the backward pass finds of it."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
+        inverse = torch.where(g == 0, 0, 1 / g)
+        o = (f * inverse).to(dtype)
+        ctx.save_for_backward(o, inverse)
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        o, inverse = ctx.saved_tensors
+        df = grads[0].to(inverse.dtype) * inverse
+        return df, -(df * o).sum(-1, keepdim=True), None
+
+
+def _definition(call: Call, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = torch.float64 if exact else call.dtype
+    options, groups = call.options, max(1, call.groups)
+    q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
+    ones = torch.ones_like(v[..., :1])
+    if call.key_mask is not None:
+        keep = call.key_mask.unsqueeze(-1)
+        k, v, ones = torch.where(keep, k, 0), torch.where(keep, v, 0), torch.where(keep, ones, 0)
+    q, k = normalized(q, options.normalize) * call.scale, normalized(k, options.normalize)
+    if call.head_scale is not None:
+        q = q * call.head_scale.to(dtype)[:, None, None]
+    u = torch.cat([v, ones], -1)
+    phi_q, phi_k = (_monomials(x, options.order) if _has_state(call) else x[..., :0] for x in (q, k))
+    sums, states = [], []
+    for i, (at_q, at_k) in enumerate(_sequences(call)):
+        x, y, values = q[:, :, at_q], k[:, :, at_k].repeat_interleave(groups, 1), u[:, :, at_k]
+        weights = similarity(x @ y.mT, options.order)
+        c = torch.zeros(*values.shape[:3], dtype=torch.float64, device=q.device)
+        if call.log_decay is not None:
+            c = call.log_decay[:, :, at_k].double().cumsum(-1)
+            rows = c if exact else c.detach()
+            factors = (rows[..., :, None] - c[..., None, :]).clamp(max=0).exp().to(dtype)
+            weights = weights * factors.repeat_interleave(groups, 1)
+        f = (weights.tril() if options.is_causal else weights) @ values.repeat_interleave(groups, 1)
+        last = c[..., -1:] if c.shape[-1] else c.new_zeros(*c.shape[:2], 1)
+        before = None
+        if call.state_in is not None:
+            before = call.state_in[i : i + 1] if call.cu_seqlens_k is not None else call.state_in
+            read = phi_q[:, :, at_q] @ before.to(dtype).repeat_interleave(groups, 1)
+            if call.log_decay is not None:
+                read = read * rows.exp().to(dtype).unsqueeze(-1).repeat_interleave(groups, 1)
+            f = f + read
+        if call.log_decay is not None and not exact:
+            # as backends do it: a decay of rows does not change a quotient, however rounded, but the denominator itself
+            f = torch.cat(
+                [f[..., :-1], f[..., -1:] * (c - rows).exp().to(dtype).unsqueeze(-1).repeat_interleave(groups, 1)], -1
+            )
+        sums.append(f)
+        if options.return_state:
+            state = phi_k[:, :, at_k].mT @ (values * (last - c).exp().to(dtype).unsqueeze(-1))
+            states.append(state if before is None else state + last.exp().to(dtype).unsqueeze(-1) * before.to(dtype))
+    none = q.new_zeros(*q.shape[:2], 0, u.shape[-1])
+    f = torch.cat([none, *sums], 2)
+    empty = q.new_zeros(0, *call.state_shape[1:])
+    state = torch.cat([empty, *states]) if options.return_state else q.new_zeros(0)
+    out_dtype = torch.float64 if exact else options.out_dtype
+    return _Divided.apply(f[..., :-1], f[..., -1:], out_dtype), f[..., -1], state
+
+
+def _has_state(call: Call) -> bool:
+    return call.state_in is not None or call.options.return_state
+
+
+def _sequences(call: Call) -> list[tuple[slice, slice]]:
+    if call.cu_seqlens_q is None or call.cu_seqlens_k is None:
+        return [(slice(None), slice(None))]
+    ends = [[slice(a, b) for a, b in pairwise(cu)] for cu in (call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist())]
+    return list(zip(*ends, strict=True))
+
+
+def tokens(layout: str, batch: int, heads: int, n: int, channels: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """(batch, heads, n, channels) in memory as `layout` says."""
+    if layout == "heads inside":
+        return randn(batch, n, heads, channels, dtype=dtype).transpose(1, 2)
+    if layout == "channels outside":
+        return randn(batch, heads, channels, n, dtype=dtype).mT
+    if layout == "slice":
+        return randn(batch, heads, 2 * n + 1, channels + 3, dtype=dtype)[:, :, 1::2, 2 : channels + 2]
+    if layout == "batch inside":
+        return randn(heads, batch, n, channels, dtype=dtype).transpose(0, 1)
+    if layout == "every other channel":
+        return randn(batch, heads, n, 2 * channels, dtype=dtype)[..., ::2]
+    if layout == "expanded":
+        return randn(1, 1, n, channels, dtype=dtype).expand(batch, heads, n, channels)
+    assert layout == "plain"
+    return randn(batch, heads, n, channels, dtype=dtype)
+
+
+LAYOUTS = ["plain", "heads inside", "channels outside", "slice", "batch inside", "every other channel", "expanded"]
+DTYPES = {
+    "fp64": [torch.float64] * 4,
+    "fp32": [torch.float32] * 4,
+    "bf16": [torch.bfloat16] * 4,
+    "fp16": [torch.float16] * 4,
+    "autocast": [torch.float32] * 3 + [torch.bfloat16],
+    "wide values": [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32],
+    "two halves": [torch.float16, torch.float16, torch.bfloat16, torch.bfloat16],
+    "all kinds": [torch.float32, torch.bfloat16, torch.float64, torch.float64],
+}
+"""Of q, k, v and o."""
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[Call, OutputGrads]:
+    """Anything that a backend can be given, and gradients of its outputs."""
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    dtypes = DTYPES[draw(st.sampled_from(["fp64", "fp64", *DTYPES]))]
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    packed = draw(st.sampled_from([False, False, True]))
+    batch = 1 if packed else draw(st.sampled_from([1, 2, 2, 0]))
+    heads, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    dim, value_dim, order = draw(st.integers(1, 24)), draw(st.integers(1, 24)), draw(st.sampled_from([1, 2, 2, 3, 4]))
+    if order > 2:
+        dim = min(dim, 6)  # which keeps F below 210
+    decays, is_causal = draw(st.booleans()), draw(st.booleans())
+    decays = decays and is_causal
+    lengths = st.one_of(st.sampled_from([0, 1, 2]), st.integers(0, 150))
+    keys = draw(lengths)
+    queries = keys if decays else draw(st.one_of(st.just(keys), lengths))
+    normalize = draw(st.sampled_from(["standardize", "standardize", "none", "rms"]))
+    sizes = ((heads * groups, queries, dim), (heads, keys, dim), (heads, keys, value_dim))
+    q, k, v = (
+        tokens(draw(st.sampled_from(LAYOUTS)), batch, *size, dtype=kind)
+        for size, kind in zip(sizes, dtypes[:3], strict=True)
+    )
+    if normalize == "none" and order % 2:  # for |s| <= 1 and weights that are positive
+        q, k = (normalized(x.double(), "rms").to(x.dtype) for x in (q, k))
+    more: dict[str, Any] = {}
+    if decays:
+        more["log_decay"] = (
+            -torch.rand(batch, keys, heads, dtype=torch.float64)
+            .mT.pow(4)
+            .mul(draw(st.sampled_from([0.01, 1.0, 60.0])))
+            .to(dtype)
+        )
+    if draw(st.booleans()):
+        mask = torch.rand(keys, batch, draw(st.sampled_from([1, heads]))).permute(1, 2, 0) < 0.7
+        k, v = (torch.where(mask.unsqueeze(-1), x, torch.nan) for x in (k, v))
+        more["key_mask"] = mask
+        if decays:
+            more["log_decay"] = torch.where(mask, more["log_decay"], 0)
+    states = batch
+    if packed:
+        states = draw(st.integers(0 if queries == keys == 0 else 1, 4))
+        kind = draw(st.sampled_from([torch.int32, torch.int64]))
+        for name, n in (("cu_seqlens_k", keys), ("cu_seqlens_q", queries)):
+            cuts = sorted(draw(st.integers(0, n)) for _ in range(states - 1))
+            more[name] = torch.tensor([0, *cuts, n][: states + 1], dtype=kind)
+        if decays:
+            more["cu_seqlens_q"] = more["cu_seqlens_k"]
+    if draw(st.booleans()):
+        more["head_scale"] = torch.rand(heads * groups, dtype=torch.float64).to(dtype)
+    if draw(st.booleans()):  # of keys that there might have been, so that no denominator vanishes
+        before = make(
+            randn(states, heads, 0, dim),
+            randn(states, heads, 9, dim),
+            randn(states, heads, 9, value_dim),
+            order=order,
+            return_state=True,
+        )
+        state = _definition(before, exact=True)[2].to(dtype)
+        more["state_in"] = state.mT.contiguous().mT if draw(st.booleans()) else state
+    call = make(
+        q, k, v, order=order, is_causal=is_causal, normalize=normalize, return_state=draw(st.booleans()),
+        out_dtype=dtypes[3], **more,
+    )  # fmt: skip
+    grads = output_grads(call)
+    strided = grads.o.mT.contiguous().mT if draw(st.booleans()) else grads.o
+    has_o, has_g, has_state = draw(st.tuples(*[st.booleans()] * 3))
+    has_state = has_state and call.options.return_state
+    return call, OutputGrads(strided if has_o else None, grads.g if has_g else None, grads.state if has_state else None)

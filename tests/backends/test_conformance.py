@@ -1,0 +1,230 @@
+"""Every backend, at every level and in both forms, against the definition."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fastmax import backends
+from fastmax.backends import native
+from fastmax.call import Call, OutputGrads
+from fastmax.core import normalized
+from fastmax.plan import Plan
+from tests.backends.conformance import (
+    DTYPES,
+    LAYOUTS,
+    RefusedError,
+    Variant,
+    calls,
+    check,
+    make,
+    output_grads,
+    run,
+    threads,
+    to_device,
+    tokens,
+    variants,
+)  # fmt: skip
+from tests.support import randn
+
+each = pytest.mark.parametrize("variant", variants(), ids=str)
+
+
+def check_or_skip(variant: Variant, call: Call, *more: Any) -> None:
+    try:
+        check(variant, call, *more)
+    except RefusedError as reason:
+        pytest.skip(str(reason))
+
+
+@each
+@settings(max_examples=25)
+@given(case=calls(), workers=st.integers(1, 3), chunk=st.sampled_from([None, 32, 7]))
+def test_any_call(variant: Variant, case: tuple[Call, OutputGrads], workers: int, chunk: int | None) -> None:
+    with threads(workers):
+        try:
+            check(variant, *case, variant.plan._replace(chunk=chunk, dense_tile=chunk))
+        except RefusedError:
+            assume(False)
+
+
+@each
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_every_order(variant: Variant, order: int, is_causal: bool) -> None:
+    q, k, v = randn(1, 4, 90, 5), randn(1, 2, 90, 5), randn(1, 2, 90, 7)
+    check_or_skip(variant, make(q, k, v, order=order, is_causal=is_causal))
+
+
+@each
+@pytest.mark.parametrize("normalize", ["standardize", "rms", "none"])
+def test_every_normalization(variant: Variant, normalize: str) -> None:
+    q, k, v = (randn(1, 2, 70, 9) for _ in range(3))
+    k[:, :, 3] = 2.5  # constant
+    check_or_skip(variant, make(q, k, v, normalize=normalize, is_causal=True))
+
+
+@each
+@pytest.mark.parametrize("dtypes", DTYPES)
+def test_every_dtype(variant: Variant, dtypes: str) -> None:
+    *inputs, out = DTYPES[dtypes]
+    q, k, v = (randn(2, 2, 90, n, dtype=dtype) for n, dtype in zip((20, 20, 13), inputs, strict=True))
+    wide = torch.float64 if torch.float64 in inputs else torch.float32
+    log_decay = -torch.rand(2, 2, 90).to(wide)
+    check(variant, make(q, k, v, out_dtype=out, is_causal=True, log_decay=log_decay))
+
+
+@each
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout(variant: Variant, layout: str) -> None:
+    q, k, v = (tokens(layout, 2, heads, 40, n) for heads, n in ((4, 9), (2, 9), (2, 5)))
+    mask = tokens(layout, 2, 1, 40, 1)[..., 0] > -0.5
+    log_decay = -tokens(layout, 2, 2, 40, 1)[..., 0].abs().mul(mask)
+    call = make(q, k, v, is_causal=True, key_mask=mask, log_decay=log_decay)
+    o = tokens(layout, 2, 4, 40, 5)
+    check(variant, call, OutputGrads(o, tokens(layout, 2, 4, 40, 1)[..., 0], None))
+
+
+@each
+@pytest.mark.parametrize("dim", [32, 64, 128])
+def test_the_usual_head_sizes_in_fp32(variant: Variant, dim: int) -> None:
+    """Over several chunks, the last of them not whole."""
+    for is_causal in (False, True):
+        q, k, v = (randn(1, 1, 300, dim, dtype=torch.float32) for _ in range(3))
+        check(variant, make(q, k, v, is_causal=is_causal))
+
+
+EMPTY = [(0, 2, 3, 3), (2, 0, 3, 3), (1, 2, 0, 3), (1, 2, 3, 0), (1, 2, 0, 0), (1, 2, 1, 1), (1, 2, 1, 5)]
+
+
+@pytest.fixture
+def _nan_in_fresh_memory() -> Any:
+    torch.use_deterministic_algorithms(True)  # which fills what torch.empty returns
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_nan_in_fresh_memory")
+@each
+@pytest.mark.parametrize(("batch", "heads", "queries", "keys"), EMPTY)
+def test_little_or_nothing(variant: Variant, batch: int, heads: int, queries: int, keys: int) -> None:
+    for is_causal in (False, True):
+        for has_state in (False, True):
+            q, k, v = randn(batch, heads, queries, 4), randn(batch, heads, keys, 4), randn(batch, heads, keys, 3)
+            more: dict[str, Any] = {"head_scale": torch.ones(heads, dtype=torch.float64), "return_state": has_state}
+            if has_state:
+                more["state_in"] = randn(batch, heads, 15, 4).index_fill(2, torch.tensor(0), 50.0)
+            if is_causal and queries == keys:
+                more["log_decay"] = torch.full((batch, heads, keys), -0.5, dtype=torch.float64)
+            check(variant, make(q, k, v, is_causal=is_causal, **more))
+
+
+@pytest.mark.usefixtures("_nan_in_fresh_memory")
+@each
+@pytest.mark.parametrize("ends", [[0], [0, 0], [0, 0, 5, 5, 9, 9]], ids=str)
+def test_empty_sequences(variant: Variant, ends: list[int]) -> None:
+    q, k, v = randn(1, 4, ends[-1], 3), randn(1, 2, ends[-1], 3), randn(1, 2, ends[-1], 5)
+    cu = torch.tensor(ends, dtype=torch.int32)
+    state = randn(len(ends) - 1, 2, 10, 6).index_fill(2, torch.tensor(0), 50.0)
+    decay = -torch.rand(1, 2, ends[-1], dtype=torch.float64)
+    more: dict[str, Any] = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "is_causal": True, "log_decay": decay}
+    check(variant, make(q, k, v, **more))
+    check(variant, make(q, k, v, state_in=state, return_state=True, **more))
+
+
+def everything(variant: Variant, call: Call, seed: int = 1) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    return run(variant, *to_device(call, output_grads(call), variant.device))
+
+
+@each
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_same_inputs_same_bits(variant: Variant, is_causal: bool) -> None:
+    q, k, v = (randn(1, 2, 500, 16, dtype=torch.float32) for _ in range(3))
+    decay = {"log_decay": -torch.rand(1, 2, 500) / 50} if is_causal else {}
+    call = make(q, k, v, is_causal=is_causal, head_scale=torch.rand(2), **decay)
+    for workers in (1, 2, 3):
+        with threads(workers):
+            first = everything(variant, call)
+            for _ in range(2):
+                again = everything(variant, call)
+                assert all(torch.equal(first[name], again[name]) for name in first), workers
+
+
+@each
+@pytest.mark.parametrize("decays", [False, True])
+def test_the_future_does_not_leak(variant: Variant, decays: bool) -> None:
+    """Bit for bit, whatever comes after: other tokens, huge ones, other decays."""
+    q, k, v = (randn(1, 1, 300, 24, dtype=torch.float32) for _ in range(3))
+    decay = -torch.rand(1, 1, 300) / 10
+    for workers in (1, 3):
+        with threads(workers):
+            before = everything(variant, make(q, k, v, is_causal=True, log_decay=decay if decays else None))["o"]
+            for i in (0, 15, 63, 64, 128, 200, 298):
+                changed = [x.clone() for x in (q, k, v)]
+                for x in changed:
+                    x[..., i + 1 :, :] = 1e4 * randn(1, 1, 299 - i, 24)
+                other = decay.clone()
+                other[..., i + 1 :] = -50.0
+                after = everything(variant, make(*changed, is_causal=True, log_decay=other if decays else None))["o"]
+                assert torch.equal(after[..., : i + 1, :], before[..., : i + 1, :]), (i, workers)
+
+
+@each
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_padding_does_not_matter(variant: Variant, is_causal: bool) -> None:
+    """Bit for bit, whatever a key that does not count holds; its own gradients are zero."""
+    q, k, v = (randn(2, 1, 200, 24, dtype=torch.float32) for _ in range(3))
+    mask = torch.rand(2, 1, 200) < 0.6
+    mask[:, :, :2] = False
+    decay = {"log_decay": torch.where(mask, -torch.rand(2, 1, 200) / 10, 0)} if is_causal else {}
+    for workers in (1, 3):
+        results = []
+        for content in (0.0, 1e30, torch.nan):
+            padded = [torch.where(mask.unsqueeze(-1), x, content) for x in (k, v)]
+            call = make(q, *padded, is_causal=is_causal, key_mask=mask, return_state=True, **decay)
+            with threads(workers):
+                results.append(everything(variant, call))
+        first = results[0]
+        for other in results[1:]:
+            assert all(torch.equal(first[name], other[name]) for name in first)
+        assert (first["d_k"].cpu()[~mask] == 0).all()
+        assert (first["d_v"].cpu()[~mask] == 0).all()
+        if is_causal:  # the first two queries have no key at all
+            assert (first["o"][:, :, :2] == 0).all()
+            assert (first["g"][:, :, :2] == 0).all()
+
+
+@each
+def test_the_cut_of_the_work_does_not_matter(variant: Variant) -> None:
+    q, k, v = randn(2, 4, 130, 5), randn(2, 2, 130, 5), randn(2, 2, 130, 4)
+    call = make(q, k, v, is_causal=True, log_decay=-torch.rand(2, 2, 130, dtype=torch.float64) / 20)
+    for cut in (Plan(chunk=32), Plan(chunk=64, dense_tile=16, feature_budget=1), Plan(chunk=128, feature_budget=999)):
+        check(variant, call, None, cut._replace(form=variant.form, level=variant.level))
+
+
+@each
+@pytest.mark.parametrize("normalize", ["standardize", "rms"])
+@pytest.mark.parametrize("size", [1e19, 1e30])
+def test_huge_tokens(variant: Variant, size: float, normalize: str) -> None:
+    """In fp32, where their squares overflow: the same weights as those of the normalized tokens."""
+    q, k, v = (randn(1, 1, 40, 8, dtype=torch.float32) for _ in range(3))
+    call = make(q * size, k * size, v, normalize=normalize, is_causal=True)
+    small = make(normalized(q, normalize), normalized(k, normalize), v, normalize="none", is_causal=True)
+    try:
+        huge, plain = everything(variant, call), everything(variant, small)
+    except RefusedError as reason:
+        pytest.skip(str(reason))
+    for name in ("o", "g", "d_v"):
+        torch.testing.assert_close(huge[name], plain[name], rtol=1e-5, atol=1e-5)
+    assert huge["d_q"].isfinite().all()
+    assert huge["d_k"].isfinite().all()
+
+
+def test_every_backend_takes_part() -> None:
+    missing = [] if native.levels() else ["native"]
+    assert {variant.name for variant in variants()} == set(backends.NAMES) - set(missing)
