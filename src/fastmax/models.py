@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fastmax.nn import FastmaxAttention
+from fastmax.state import FastmaxState
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,14 @@ class ShortConv(nn.Module):
         return torch.stack(parts).sum(0)
 
 
+@dataclass
+class BlockState:
+    """What a block remembers of the tokens so far: of constant size, however many there were."""
+
+    attention: FastmaxState
+    before: Tensor | None  # the last inputs of the convolution, (B, taps - 1, E)
+
+
 class Block(nn.Module):
     """Attention, then a two-layer perceptron, each after a LayerNorm and added to its input."""
 
@@ -78,12 +87,24 @@ class Block(nn.Module):
             nn.Dropout(c.dropout),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, state: BlockState | None = None) -> Tensor:
+        """(B, N, E) -> (B, N, E). With a state, which is changed, the tokens go on from those before."""
         y = self.attention_norm(x)
-        y = y if self.conv is None else self.conv(y)
-        x = x + self.attention(y, y, y, is_causal=True, need_weights=False)[0]
+        if self.conv is not None:
+            before = None if state is None else state.before
+            if state is not None and before is not None:
+                state.before = torch.cat((before, y), 1)[:, y.shape[1] :]
+            y = self.conv(y, before)
+        # only a layer that is a sum over keys knows what a state is
+        options = {} if state is None else {"state": state.attention}
+        x = x + self.attention(y, y, y, is_causal=True, need_weights=False, **options)[0]
         result: Tensor = x + self.mlp(x)
         return result
+
+    def new_state(self, batch: int) -> BlockState:
+        weight = self.attention_norm.weight
+        before = None if self.conv is None else weight.new_zeros(batch, len(self.conv.weight) - 1, len(weight))
+        return BlockState(self.attention.new_state(batch), before)
 
 
 class FastmaxLM(nn.Module):
@@ -98,14 +119,54 @@ class FastmaxLM(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         nn.init.normal_(self.tokens.weight, std=1 / sqrt(config.width))
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, states: list[BlockState] | None = None) -> Tensor:
+        """With `states`, which are changed, the tokens go on from those before: pieces equal the whole."""
         x = self.tokens(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self._logits(x)
-
-    def _logits(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.blocks):
+            x = block(x, None if states is None else states[i])
         return nn.functional.linear(self.norm(x), self.tokens.weight)
+
+    def new_states(self, batch: int) -> list[BlockState]:
+        """Of no tokens, for so many sequences: one per block."""
+        return [block.new_state(batch) for block in self.blocks]  # type: ignore[operator,misc]
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: Tensor,
+        count: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Continue (B, N) by `count` tokens each: (B, N + count). Time and memory per token do not grow with N.
+
+        Call it in evaluation mode, or dropout is applied.
+
+        Args:
+            tokens: the prompts, of at least one token.
+            temperature: divides the logits: below 1 the likely tokens become likelier, at 0 the likeliest is taken.
+            top_k: take one of the so many likeliest only.
+            generator: where chance comes from; default torch's own.
+        """
+        if tokens.dim() != 2 or tokens.shape[1] < 1:
+            raise ValueError(f"tokens must be of shape (B, N) with N >= 1, got {tuple(tokens.shape)}")
+        if not temperature >= 0:
+            raise ValueError(f"temperature must be at least 0, got {temperature}")
+        if top_k is not None and not 1 <= top_k <= self.config.vocabulary:
+            raise ValueError(f"top_k must be from 1 to the vocabulary of {self.config.vocabulary}, got {top_k}")
+        states, found = self.new_states(len(tokens)), [tokens]
+        for _ in range(count):
+            logits = self(found[-1], states)[:, -1].float()
+            if temperature == 0:
+                found.append(logits.argmax(-1, keepdim=True))
+                continue
+            if top_k is not None:
+                least = logits.topk(top_k).values[:, -1:]
+                logits = logits.masked_fill(logits < least, -torch.inf)
+            found.append(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
+        return torch.cat(found, 1)
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, object]]:
         """For an optimizer: matrices decay; norms, biases, gates, convolutions and scales do not."""

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from fastmax.api import fastmax_attention
 from fastmax.call import accumulation_dtype, normalization
 from fastmax.core import normalized
-from fastmax.nn import extra_keys, masks, nested, projection
+from fastmax.nn import decoding, extra_keys, masks, nested, projection
 from fastmax.nn.fused_path import FusedPathGuard
 from fastmax.nn.gate import Gate
 from fastmax.nn.options import MEMORY, LayerOptions, layer_scale
 from fastmax.nn.rotary import rotate
 from fastmax.reference import attention_matrix
+from fastmax.state import FastmaxState
 
 
 class FastmaxAttention(nn.MultiheadAttention):
@@ -122,6 +123,11 @@ class FastmaxAttention(nn.MultiheadAttention):
             else Gate(options.decay, self.kdim, self.num_kv_heads, options.memory, start.device, start.dtype)
         )
 
+    @property
+    def any_scale(self) -> float | Tensor:
+        """The number, or the one per head that is learned."""
+        return self.scale if self.head_scale is None else self.head_scale
+
     def _share_heads(self, kv_dim: int) -> None:
         shapes = {
             "in_proj_weight": (self.embed_dim + 2 * kv_dim, self.embed_dim),
@@ -164,16 +170,24 @@ class FastmaxAttention(nn.MultiheadAttention):
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        *,
+        state: FastmaxState | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As nn.MultiheadAttention: (L, B, E), or (B, L, E) if batch_first, or (L, E) unbatched.
 
         `need_weights` returns the Fastmax matrix too, (B, L, S) or, unless averaged, (B, num_heads, L, S), at a cost of
         O(L S) time and memory. It is on by default only because it is in nn.MultiheadAttention: turn it off for long
         sequences. (nn.TransformerEncoderLayer and nn.TransformerDecoderLayer do.)
+
+        With a `state` from `new_state`, these tokens go on where those in it ended, and into it they go: however a text is
+        cut into pieces, the results are those of the causal attention over all of it. Positions go on counting; a token
+        that `key_padding_mask` hides takes none. It needs `is_causal` and no weights.
         """
-        if query.is_nested and query is key is value and self.batch_first and not need_weights:
+        if query.is_nested and query is key is value and self.batch_first and not need_weights and state is None:
             return self._nested(query, key_padding_mask, attn_mask, is_causal), None
         projection.check(query, key, value, (self.embed_dim, self.kdim, self.vdim), self.batch_first)
+        if state is not None:
+            decoding.check(self, state, need_weights, is_causal)
         batch = projection.batch_size(query, self.batch_first)
         # First of all, because to read a mask breaks the graph of a compiler: better before there is one.
         mask, is_causal = masks.recognise(
@@ -188,32 +202,51 @@ class FastmaxAttention(nn.MultiheadAttention):
         q, k, v = self._projected(query, key, value)
         normalize = self.options.normalize
         if self.options.rotary:
-            q, k, normalize = self._rotated(q), self._rotated(k), False
+            positions = None if state is None else decoding.positions(state, mask, k.shape[2])
+            q, k, normalize = self._rotated(q, positions), self._rotated(k, positions), False
         extra, values = self._extra_keys()
         if extra:
             q, k, v, mask = extra_keys.prepend(q, k, v, mask, extra, values, is_causal)
         hidden = len(extra) if is_causal else 0
-        scale = self.scale if self.head_scale is None else self.head_scale
+        log_decay = self._log_decay(key)
         options: dict[str, Any] = {
             "order": self.options.order,
-            "scale": scale,
+            "scale": self.any_scale,
             "normalize": normalize,
             "enable_gqa": True,
-            "log_decay": self._log_decay(key),
         }
         dropout: dict[str, Any] = {}
         if self.training and self.dropout > 0:
             dropout = {"dropout_p": self.dropout, "dropout_mode": self.options.dropout_mode}
-        o = self._attend(q, k, v, mask, is_causal=is_causal, backend=self.options.backend, **options, **dropout)
+        if state is not None:
+            o = decoding.attend(state, q, k, v, mask, log_decay, dropout, options)
+        else:
+            run = {"is_causal": is_causal, "log_decay": log_decay, "backend": self.options.backend}
+            o = self._attend(q, k, v, mask, **run, **options, **dropout)
         output = self.out_proj(projection.merge_heads(o[:, :, hidden:], batch is not None, self.batch_first))
         if not need_weights:
             return output, None
         dtype = accumulation_dtype(q.dtype, k.dtype)
         with torch.autocast(q.device.type, enabled=False):
-            weights = attention_matrix(q.to(dtype), k.to(dtype), mask, is_causal, **options).to(v.dtype)
-        weights = weights[:, :, hidden:].roll(-len(extra), -1)
+            weights = attention_matrix(q.to(dtype), k.to(dtype), mask, is_causal, log_decay=log_decay, **options)
+        weights = weights.to(v.dtype)[:, :, hidden:].roll(-len(extra), -1)
         weights = weights.mean(1) if average_attn_weights else weights
         return output, weights.squeeze(0) if batch is None else weights
+
+    def new_state(
+        self, batch: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> FastmaxState:
+        """No tokens yet, with the order, scale (the parameter itself, if learned) and normalization of this layer.
+
+        On the device of the layer; sums are taken in fp32, or fp64 for a layer of that.
+        """
+        return decoding.new_state(self, batch, device, dtype)
+
+    def step(self, x: Tensor, state: FastmaxState, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Decode a token, or a few, (B, n, E) in the layout of the layer: causal self attention that goes on from `state`."""
+        o, _ = self(x, x, x, key_padding_mask, need_weights=False, is_causal=True, state=state)
+        output: Tensor = o
+        return output
 
     def _nested(self, x: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         if key_padding_mask is not None or attn_mask is not None:
@@ -247,8 +280,8 @@ class FastmaxAttention(nn.MultiheadAttention):
     def _standardized(self, x: Tensor) -> Tensor:
         return normalized(x.to(accumulation_dtype(x.dtype)), normalization(self.options.normalize))
 
-    def _rotated(self, x: Tensor) -> Tensor:
-        return rotate(self._standardized(x), base=self.options.rotary_base)
+    def _rotated(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        return rotate(self._standardized(x), base=self.options.rotary_base, positions=positions)
 
     def _extra_keys(self) -> tuple[list[Tensor], list[Tensor]]:
         """The learned and the zero key and their values, (1, heads, 1, D) each."""

@@ -81,7 +81,7 @@ def stored(
     if decays is not None and not bool(((decays <= 0) & (decays > -torch.inf)).all()):
         raise ValueError("recent_decays must be finite and at most 0")
     if decay is not None:
-        decay_total(decay, *keys.shape[:2], keys.device)
+        decay_total(decay, keys.shape[0], keys.shape[1], keys.device)
     for x in (values, *(x for x in (summed, decays) if x is not None)):
         if x.dtype != keys.dtype or x.device != keys.device:
             raise ValueError(f"all sums must be {keys.dtype} on {keys.device}, got {x.dtype} on {x.device}")

@@ -119,14 +119,13 @@ class Memory:
 
     def _folded(self, recent: Recent) -> Tensor:
         """The sum, and these tokens in it."""
-        if recent.decays is None:
-            nobody = recent.keys.new_empty(self.batch, self.num_kv_heads, 0, self.head_dim)
-            return self._attend(nobody, self._sum, recent, 0, scale=1.0, return_state=True)[1]
-        if self._few(recent.length):
+        if recent.decays is not None and self._few(recent.length):
             with self._in_full_precision():
                 return decode.fold(self._sum, recent, self.order)
-        # what decays has a query for every key
-        return self._attend(torch.zeros_like(recent.keys), self._sum, recent, 0, scale=1.0, return_state=True)[1]
+        # Nobody asks, but what decays has a query for every key.
+        queries = recent.keys[:, :, :0] if recent.decays is None else torch.zeros_like(recent.keys)
+        total: Tensor = self._attend(queries, self._sum, recent, 0, scale=1.0, return_state=True)[1]
+        return total
 
     def _fold_and_fade(self, log_decay: Tensor | None) -> None:
         """All tokens into the sum, and that by these decays, (B, Hkv): a younger sum is to be added to it."""
@@ -164,7 +163,7 @@ class Memory:
     ) -> tuple[Tensor, Any]:
         """`_see` by the op, for any number of queries. Query n is put at position `first` + n, after others of zeros."""
         query = normalized(query.to(self.dtype), normalization(self.normalize))
-        result = fastmax_attention(
+        result: Any = fastmax_attention(
             pad(query, (0, 0, first, 0)) if first else query,
             recent.keys,
             recent.values[..., :-1],

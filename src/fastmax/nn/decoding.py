@@ -1,0 +1,101 @@
+"""Decoding by a layer: a state made with the layer's own options, and attention that goes on from it."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fastmax.api import fastmax_attention
+from fastmax.call import accumulation_dtype
+from fastmax.state import FastmaxState, checks
+
+if TYPE_CHECKING:
+    from fastmax.nn.attention import FastmaxAttention
+
+
+def new_state(
+    layer: "FastmaxAttention", batch: int, device: torch.device | str | None, dtype: torch.dtype | None
+) -> FastmaxState:
+    _may_decode(layer)
+    weight = layer.out_proj.weight
+    return FastmaxState.empty(
+        batch,
+        layer.num_kv_heads,
+        layer.head_dim,
+        order=layer.options.order,
+        scale=layer.any_scale,
+        normalize=_normalize(layer),
+        dtype=accumulation_dtype(weight.dtype) if dtype is None else dtype,
+        device=weight.device if device is None else device,
+    )
+
+
+def check(layer: "FastmaxAttention", state: FastmaxState, need_weights: bool, is_causal: bool) -> None:
+    """Refuse a call that no state serves, and a state that would give other results than the layer does."""
+    _may_decode(layer)
+    if not isinstance(state, FastmaxState):
+        raise TypeError(f"state must be a FastmaxState, as layer.new_state returns one, got {type(state).__name__}")
+    if need_weights:
+        raise ValueError("a state holds no keys to have weights for: with a state, need_weights must be False")
+    if not is_causal:
+        raise ValueError("tokens see those that the state holds and not the other way round: is_causal must be True")
+    expected = {
+        "num_kv_heads": layer.num_kv_heads,
+        "head_dim": layer.head_dim,
+        "value_dim": layer.head_dim,
+        "order": layer.options.order,
+        "normalize": _normalize(layer),
+    }
+    got = {name: getattr(state, name) for name in expected}
+    if state.scale is not layer.any_scale:  # to compare tensors is to wait for them
+        expected["scale"], got["scale"] = _plain(layer.any_scale), _plain(state.scale)
+    checks.same("with the layer they are for, as those of layer.new_state do", expected, got)
+
+
+def positions(state: FastmaxState, mask: Tensor | None, tokens: int) -> Tensor:
+    """(B, 1, N): they go on from those of the state. A token that padding, (B, 1, 1, N), hides takes no place."""
+    ahead = torch.arange(tokens, device=state.device) if mask is None else mask[:, 0, 0].cumsum(-1) - 1
+    return (state.tokens[:, None] + ahead).unsqueeze(1)
+
+
+def attend(
+    state: FastmaxState,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    log_decay: Tensor | None,
+    dropout: dict[str, Any],
+    options: dict[str, Any],
+) -> Tensor:
+    """The tokens go to the state, and each of their queries sees all up to its own. `mask` is of key padding."""
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"a state is for self attention: query and key must be the same tokens, got {q.shape[2]} and {k.shape[2]}"
+        )
+    key_mask = None if mask is None else mask[:, 0, 0]
+    if not dropout:
+        return state.step(q, k, v, key_mask, log_decay)
+    # Terms of these queries and keys are dropped, but what the state remembers of them is whole.
+    before = state.tensor.to(accumulation_dtype(q.dtype, k.dtype, v.dtype))
+    o: Tensor = fastmax_attention(
+        q, k, v, mask, is_causal=True, initial_state=before, log_decay=log_decay, **dropout, **options
+    )
+    state.update(k, v, key_mask, log_decay)
+    return o
+
+
+def _may_decode(layer: "FastmaxAttention") -> None:
+    if type(layer)._attend is not fastmax_attention:
+        raise ValueError(f"{type(layer).__name__} is no sum over keys, so there is no state for it")
+    if layer.bias_k is not None or layer.add_zero_attn:
+        raise ValueError("a state holds tokens: add_bias_kv and add_zero_attn have keys that are none")
+
+
+def _normalize(layer: "FastmaxAttention") -> bool | str:
+    """What is left for the state to do: rotated tokens are normalized before."""
+    return False if layer.options.rotary else layer.options.normalize
+
+
+def _plain(scale: float | Tensor) -> Any:
+    return scale.tolist() if isinstance(scale, Tensor) else scale
