@@ -116,8 +116,12 @@ def by_input(found: InputGrads, tensors: tuple[Tensor | None, ...]) -> list[Tens
 
 
 def _differentiate(ctx: Any, do: Tensor | None, dg: Tensor | None, d_state: Tensor | None) -> tuple[Any, ...]:
+    return _input_grads(ctx, backward, do, dg, d_state)
+
+
+def _input_grads(ctx: Any, op: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     o, g, state, *tensors = ctx.saved_tensors
-    found = backward(o, g, state, do, dg, d_state, *tensors, *ctx.options)
+    found = op(o, g, state, *grads, *tensors, *ctx.options)
     return *by_input(InputGrads(*found), tuple(tensors)), *[None] * len(ctx.options)
 
 
@@ -142,11 +146,30 @@ class _Transformed(torch.autograd.Function):
         return forward(*values)  # type: ignore[no-any-return]
 
     setup_context = staticmethod(save)
-    backward = staticmethod(_differentiate)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _input_grads(ctx, _TransformedBackward.apply, *grads)
 
     @staticmethod
     def jvp(*_: Any) -> None:
         refuse_tangents()
+
+
+class _TransformedBackward(torch.autograd.Function):
+    """The same for the gradients, which torch.func always follows."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*values: Any) -> tuple[Tensor, ...]:
+        return tuple(backward(*values))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    backward = staticmethod(_refuse)
+    jvp = staticmethod(_refuse)
 
 
 _MERGED = ("q", "k", "v", "log_decay", "key_mask", "state_in")
