@@ -1,6 +1,7 @@
 """Forgetting through the public functions: against the oracle, exact gradients, extreme decays, what must not matter."""
 
 import warnings
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ FACTORIZED_ORDERS = [1, 2, 3, 4]
 
 
 def decays(*shape: int, dtype: torch.dtype = torch.float64, most: float = 1.0) -> Tensor:
-    return (-torch.rand(*shape, dtype=torch.float64) * most).to(dtype)
+    return (-torch.rand(shape, dtype=torch.float64) * most).to(dtype)
 
 
 @each_form
@@ -86,7 +87,8 @@ def test_gradcheck(backend: str, order: int, is_causal: bool, dense: bool) -> No
     def f(*x: Tensor) -> Any:
         more: dict[str, Any] = {"initial_state": x[5], "return_state": True} if is_causal else {}
         return fastmax_attention(
-            *x[:3], mask, is_causal=is_causal, order=order, log_decay=x[3], scale=x[4], enable_gqa=True, backend=backend, **more
+            *x[:3], mask, is_causal=is_causal, order=order, log_decay=x[3], scale=x[4], enable_gqa=True, backend=backend,
+            **more,
         )  # fmt: skip
 
     with forced(dense=dense, chunk=2, budget=1, tile=2):
@@ -140,13 +142,8 @@ def test_no_decay_gives_the_bits_of_none(backend: str, order: int, dense: bool) 
 @st.composite
 def extreme(draw: st.DrawFn) -> Tensor:
     """(1, 1, N): stretches of strong, of hardly any and of no decay."""
-    kinds = draw(
-        st.lists(
-            st.tuples(st.sampled_from([-50.0, -1e-7, -1.0, 0.0, -1e4, -80.0]), st.integers(1, 300)),
-            min_size=1,
-            max_size=4,
-        )
-    )
+    values, lengths = st.sampled_from([-50.0, -1e-7, -1.0, 0.0, -1e4, -80.0]), st.integers(1, 300)
+    kinds = draw(st.lists(st.tuples(values, lengths), min_size=1, max_size=4))
     return torch.cat([torch.full((1, 1, n), value) for value, n in kinds], -1)
 
 
@@ -169,7 +166,9 @@ def test_extreme_decays(backend: str, is_causal: bool, dense: bool, log_decay: T
     exact = with_grads(call(reference_attention), [x.double() for x in inputs], do)
     for a, b, c in zip(actual, exact, same, strict=True):
         assert a.isfinite().all()
-        assert_within_budget(a, b, c)
+        # the gradient of log_decay is a sum over all tokens that come after, and it has the rounding of one
+        sums = n**0.5 if a is actual[-1] else 1.0
+        assert_within_budget(a / sums, b / sums, c / sums)
 
 
 @pytest.mark.parametrize("value", [-50.0, -1e-7])
@@ -259,7 +258,7 @@ def test_packed_sequences_start_anew(backend: str, is_causal: bool) -> None:
 
     def alone(*x: Tensor) -> Tensor:
         outputs = []
-        for a, b in zip(ends[:-1], ends[1:], strict=True):
+        for a, b in pairwise(ends):
             q, k, v = (y[a:b].transpose(0, 1) for y in x[:3])
             outputs.append(reference_attention(q, k, v, log_decay=x[3][:, a:b], **options).transpose(0, 1))
         return torch.cat(outputs)
@@ -325,14 +324,12 @@ def _fresh_compiler() -> Any:
 
 @pytest.mark.usefixtures("_fresh_compiler")
 @either_direction
-def test_compile(backend: str, is_causal: bool) -> None:
+def test_compile(is_causal: bool) -> None:
     """One graph for every length."""
 
     def f(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
         log_decay = torch.nn.functional.logsigmoid(gate)
-        return fastmax.fastmax_attention(
-            q, k, v, is_causal=is_causal, log_decay=log_decay, enable_gqa=True, backend=backend
-        ).sin()
+        return fastmax.fastmax_attention(q, k, v, is_causal=is_causal, log_decay=log_decay, enable_gqa=True).sin()
 
     compiled = torch.compile(f, fullgraph=True, dynamic=True, backend="aot_eager")
     for n in (13, 31):

@@ -101,7 +101,7 @@ def test_forward_mode_is_refused(backend: str) -> None:
     def f(x: Tensor) -> Tensor:
         return fastmax_attention(x, k, v, backend=backend)
 
-    with pytest.raises(NotImplementedError, match="no forward-mode derivative; fastmax.reference_attention has one"):
+    with pytest.raises(NotImplementedError, match="has no forward-mode derivative; fastmax"):
         jvp(f, (q,), (torch.ones_like(q),))
     jvp(lambda x: reference_attention(x, k, v), (q,), (torch.ones_like(q),))
 

@@ -26,20 +26,17 @@ _prepared: dict[Any, Prepared] = {}
 _NOTHING = torch.empty(0)
 
 
-def key(query: Tensor, key: Tensor, value: Tensor, options: Options, watch: int) -> Any:
-    """What such a call is remembered by; None where there is more to it, or a type is not the usual one."""
+def known(query: Tensor, key: Tensor, value: Tensor, options: Options, watch: int) -> tuple[Any, Prepared | None]:
+    """What such a call is remembered by, and what is known of it. None where there is more to it, or an unusual type."""
     if options.dropout_p or options.return_state or tuple(map(type, options)) not in _PLAIN:
-        return None
+        return None, None
     if watch > AUTOGRAD or torch.is_autocast_enabled("cpu"):
-        return None
-    return (
+        return None, None
+    found = (
         options, query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype,
         value.shape, value.stride(), value.dtype,
     )  # fmt: skip
-
-
-def known(key: Any) -> Prepared | None:
-    return None if key is None else _prepared.get(key)
+    return found, _prepared.get(found)
 
 
 def again(prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, watch: int) -> Tensor:

@@ -223,8 +223,7 @@ def _attend(
     more = [x for x in (attn_mask, scale, log_decay, initial_state) if x is not None and x is not options.scale]
     watch = watchers((query, key, value, *more, *(cu_seqlens or ())))  # type: ignore[arg-type]
     plain = not more and cu_seqlens is None and plan is RULE
-    again = _eager_path.key(query, key, value, options, watch) if plain else None
-    prepared = _eager_path.known(again)
+    again, prepared = _eager_path.known(query, key, value, options, watch) if plain else (None, None)
     if prepared is not None:
         return _eager_path.again(prepared, query, key, value, watch)
     sequences = None if cu_seqlens is None else cu_seqlens[1].shape[0] - 1

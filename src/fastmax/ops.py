@@ -115,11 +115,13 @@ def by_input(found: InputGrads, tensors: tuple[Tensor | None, ...]) -> list[Tens
     return [None if x is None else named.get(name) for name, x in zip(TENSORS, tensors, strict=True)]
 
 
-def _differentiate(
-    ctx: Any, do: Tensor | None, dg: Tensor | None, d_state: Tensor | None, *, op: Any = None
-) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, do: Tensor | None, dg: Tensor | None, d_state: Tensor | None) -> tuple[Any, ...]:
+    return _input_grads(ctx, backward, do, dg, d_state)
+
+
+def _input_grads(ctx: Any, op: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     o, g, state, *tensors = ctx.saved_tensors
-    found = (backward if op is None else op)(o, g, state, do, dg, d_state, *tensors, *ctx.options)
+    found = op(o, g, state, *grads, *tensors, *ctx.options)
     return *by_input(InputGrads(*found), tuple(tensors)), *[None] * len(ctx.options)
 
 
@@ -147,7 +149,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _differentiate(ctx, *grads, op=_TransformedBackward.apply)
+        return _input_grads(ctx, _TransformedBackward.apply, *grads)
 
     @staticmethod
     def jvp(*_: Any) -> None:
@@ -155,21 +157,19 @@ class _Transformed(torch.autograd.Function):
 
 
 class _TransformedBackward(torch.autograd.Function):
-    """Its backward pass, which torch.func always prepares to differentiate once more."""
+    """The same for the gradients, which torch.func always follows."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*values: Any) -> Any:
+    def forward(*values: Any) -> tuple[Tensor, ...]:
         return tuple(backward(*values))
 
     @staticmethod
-    def setup_context(*_: Any) -> None:
-        pass
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
 
-    @staticmethod
-    def backward(_: Any, *grads: Any) -> Any:
-        _refuse(*grads)
+    backward = staticmethod(_refuse)
+    jvp = staticmethod(_refuse)
 
 
 _MERGED = ("q", "k", "v", "log_decay", "key_mask", "state_in")

@@ -71,12 +71,11 @@ def _options(options: Options) -> None:
 
 def packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
     """What is particular to packed sequences: (total, heads, D) and where each sequence ends."""
+    _are_tensors(query=query, key=key, value=value, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     for name, x in (("query", query), ("key", key), ("value", value)):
-        _tensor(name, x)
         if x.dim() != 3:
             raise ValueError(f"{name} must be packed as (total, heads, D), got shape {tuple(x.shape)}")
     for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        _tensor(name, cu)
         if cu.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{name} must be int32 or int64, got {cu.dtype}")
         if cu.dim() != 1 or cu.shape[0] < 1:
@@ -134,7 +133,7 @@ def _log_decay(
     log_decay: Tensor, query: Tensor, key: Tensor, state: Tensor | None, lead: Lead, options: Options
 ) -> None:
     """Its shape and place; its values are looked at where they are at hand, inside the op."""
-    _tensor("log_decay", log_decay)
+    _are_tensors(log_decay=log_decay)
     if not log_decay.is_floating_point():
         raise ValueError(f"log_decay must be a floating-point tensor, got {log_decay.dtype}")
     if log_decay.device != query.device:
@@ -185,14 +184,15 @@ def flag(name: str, value: bool) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
-def _tensor(name: str, x: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+def _are_tensors(**named: Tensor) -> None:
+    for name, x in named.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
 
 
 def _tensors(query: Tensor, key: Tensor, value: Tensor, least_dims: int) -> None:
+    _are_tensors(query=query, key=key, value=value)
     for name, x in (("query", query), ("key", key), ("value", value)):
-        _tensor(name, x)
         if x.dtype not in _DTYPES:
             raise ValueError(f"{name} must be float64, float32, bfloat16 or float16, got {x.dtype}")
         if x.is_nested or x.layout is not torch.strided:
