@@ -168,8 +168,11 @@ class _TransformedBackward(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
 
-    backward = staticmethod(_refuse)
-    jvp = staticmethod(_refuse)
+    @staticmethod
+    def backward(_: Any, *grads: Any) -> Any:
+        _refuse(*grads)
+
+    jvp = backward
 
 
 _MERGED = ("q", "k", "v", "log_decay", "key_mask", "state_in")

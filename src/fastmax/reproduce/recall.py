@@ -31,6 +31,7 @@ class RecallRun:
     batch: int = 16
     width: int = 64
     heads: int = 2
+    scale: float | None = None
     memory: tuple[float, float] = (2.0, 12.0)
 
 
@@ -39,7 +40,7 @@ class Layer(nn.Module):
 
     def __init__(self, run: RecallRun) -> None:
         super().__init__()
-        self.attention, self.heads = run.attention, run.heads
+        self.attention, self.heads, self.scale = run.attention, run.heads, run.scale
         self.norms = nn.ModuleList(nn.LayerNorm(run.width) for _ in range(2))
         self.project, self.out = nn.Linear(run.width, 3 * run.width), nn.Linear(run.width, run.width)
         self.conv = nn.Parameter(torch.stack((torch.ones(3 * run.width), torch.zeros(3 * run.width))))
@@ -57,21 +58,21 @@ class Layer(nn.Module):
         qkv = self.project(y)
         qkv = qkv * self.conv[0] + pad(qkv, (0, 0, 1, -1)) * self.conv[1]
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
-        o = attend(self.attention, q, k, v, None if self.gate is None else self.gate(y))
+        o = attend(self.attention, q, k, v, self.scale, None if self.gate is None else self.gate(y))
         x = x + self.out(o.transpose(1, 2).flatten(2))
         result: Tensor = x + self.fall(gelu(self.rise(self.norms[1](x))))
         return result
 
 
-def attend(name: str, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor:
-    """Causal attention by its name."""
+def attend(name: str, q: Tensor, k: Tensor, v: Tensor, scale: float | None, log_decay: Tensor | None) -> Tensor:
+    """Causal attention by its name; `scale` in the place of a layer's own."""
     if name == "softmax":
         return scaled_dot_product_attention(q, k, v, is_causal=True)
     if name == "linear":
         weights = ((elu(q) + 1) @ (elu(k) + 1).mT).tril()
         return weights @ v / weights.sum(-1, keepdim=True)
     order = int(name.removeprefix("fastmax")[0])
-    scale = layer_scale(order, q.shape[-1])
+    scale = layer_scale(order, q.shape[-1]) if scale is None else scale
     return fastmax_attention(q, k, v, is_causal=True, order=order, scale=scale, log_decay=log_decay)
 
 
