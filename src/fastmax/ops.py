@@ -172,7 +172,9 @@ class _TransformedBackward(torch.autograd.Function):
     def backward(_: Any, *grads: Any) -> Any:
         _refuse(*grads)
 
-    jvp = backward
+    @staticmethod
+    def jvp(_: Any, *tangents: Any) -> Any:
+        _refuse(*tangents)
 
 
 _MERGED = ("q", "k", "v", "log_decay", "key_mask", "state_in")
