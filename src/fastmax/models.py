@@ -14,6 +14,9 @@ from torch.nn.functional import pad
 from fastmax.nn import FastmaxAttention
 from fastmax.state import FastmaxState
 
+PIECE = 1024
+"""Tokens of a prompt that are read at once, so that long prompts need no more memory than this."""
+
 
 @dataclass(frozen=True)
 class LMConfig:
@@ -128,7 +131,7 @@ class FastmaxLM(nn.Module):
 
     def new_states(self, batch: int) -> list[BlockState]:
         """Of no tokens, for so many sequences: one per block."""
-        return [block.new_state(batch) for block in self.blocks]  # type: ignore[operator,misc]
+        return [block.new_state(batch) for block in self.blocks]  # type: ignore[operator]
 
     @torch.no_grad()
     def generate(
@@ -157,15 +160,12 @@ class FastmaxLM(nn.Module):
         if top_k is not None and not 1 <= top_k <= self.config.vocabulary:
             raise ValueError(f"top_k must be from 1 to the vocabulary of {self.config.vocabulary}, got {top_k}")
         states, found = self.new_states(len(tokens)), [tokens]
+        pieces = list(torch.split(tokens, PIECE, 1))
         for _ in range(count):
-            logits = self(found[-1], states)[:, -1].float()
-            if temperature == 0:
-                found.append(logits.argmax(-1, keepdim=True))
-                continue
-            if top_k is not None:
-                least = logits.topk(top_k).values[:, -1:]
-                logits = logits.masked_fill(logits < least, -torch.inf)
-            found.append(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
+            for piece in pieces:
+                logits = self(piece, states)[:, -1]
+            pieces = [_choose(logits.float(), temperature, top_k, generator)]
+            found += pieces
         return torch.cat(found, 1)
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, object]]:
@@ -176,3 +176,12 @@ class FastmaxLM(nn.Module):
             small = parameter.dim() < 2 or ".gate." in name or ".conv." in name
             (rest if small else decayed).append(parameter)
         return [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+
+
+def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
+    """(B, vocabulary) -> (B, 1)"""
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    if top_k is not None:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
+    return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)

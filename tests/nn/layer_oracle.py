@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fastmax import similarity, standardize
+from fastmax.core import rms_normalize
 from fastmax.nn import FastmaxAttention
 from fastmax.nn.rotary import rotate
 
@@ -20,8 +21,8 @@ def oracle(m: FastmaxAttention, query: Tensor, key: Tensor, value: Tensor, allow
     biases = (0, 0, 0) if m.in_proj_bias is None else m.in_proj_bias.split(sizes)
     q, k, v = (x @ w.T + b for x, w, b in zip((query, key, value), weights, biases, strict=True))
     q, k, v = (x.unflatten(-1, (-1, D)).transpose(1, 2) for x in (q, k, v))
-    if m.options.normalize:
-        q, k = standardize(q), standardize(k)
+    how = {True: standardize, "rms": rms_normalize, False: lambda x: x}[m.options.normalize]
+    q, k = how(q), how(k)
     if m.options.rotary:
         q, k = (rotate(x, base=m.options.rotary_base) for x in (q, k))
     allowed = allowed.expand(len(query), m.num_heads, q.shape[2], k.shape[2])
@@ -36,6 +37,10 @@ def oracle(m: FastmaxAttention, query: Tensor, key: Tensor, value: Tensor, allow
     k, v = (x.repeat_interleave(m.num_heads // heads, 1) for x in (k, v))
     scale = m.scale if m.head_scale is None else m.head_scale[:, None, None]
     f = similarity(scale * q @ k.mT, m.options.order) * allowed
+    if m.gate is not None:
+        log_decay = m.gate(key).expand(len(key), heads, -1).repeat_interleave(m.num_heads // heads, 1)
+        c = torch.where(allowed.any(-2), log_decay, 0).cumsum(-1)  # what no query sees decays nothing
+        f = f * (-(c.unsqueeze(-1) - c.unsqueeze(-2)).abs()).exp()
     g = f.sum(-1, keepdim=True)
     a = torch.where(g == 0, 0.0, f / g)
     return m.out_proj((a @ v).transpose(1, 2).flatten(-2)), a

@@ -21,7 +21,7 @@ B, L, S, E, H = 2, 7, 5, 16, 4
 def layer(**options: Any) -> FastmaxAttention:
     built = FastmaxAttention(**{"embed_dim": E, "num_heads": H, "batch_first": True, "dtype": torch.float64, **options})
     for name, parameter in built.named_parameters():
-        if "bias" in name:  # zeros by default, which would hide a bias that is not added
+        if "bias" in name or "gate" in name:  # zeros by default, which would hide a bias that is not added
             nn.init.normal_(parameter)
     return built
 
@@ -45,6 +45,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "learned scale": {"learn_scale": True},
     "scale": {"scale": 0.7},
     "raw": {"normalize": False},
+    "rms": {"normalize": "rms"},
+    "learned decay": {"decay": "learned"},
+    "gated": {"decay": "gated"},
+    "gated, order 1": {"decay": "gated", "order": 1},
+    "gated, rotary, gqa, rms": {
+        "decay": "gated",
+        "rotary": True,
+        "num_kv_heads": 2,
+        "normalize": "rms",
+        "learn_scale": True,
+    },
 }
 
 
@@ -323,6 +334,11 @@ def test_repr_says_what_is_not_default() -> None:
         ({"scale": float("nan")}, "scale must be finite, got nan"),
         ({"rotary": True, "embed_dim": 12}, "rotary needs an even head dimension, got 3"),
         ({"rotary_base": 0.0}, "rotary_base must be positive, got 0.0"),
+        ({"decay": "fast"}, "decay must be None, 'learned' or 'gated', got 'fast'"),
+        ({"decay": "gated", "memory": (2.0, -1.0)}, r"memory must be two positive numbers, got \(2\.0, -1\.0\)"),
+        ({"decay": "gated", "add_bias_kv": True}, "add_bias_kv and add_zero_attn have none"),
+        ({"decay": "learned", "add_zero_attn": True}, "add_bias_kv and add_zero_attn have none"),
+        ({"normalize": "layer"}, "normalize must be True, False or \"rms\", got 'layer'"),
         ({"dropout_mode": "2d"}, "dropout_mode must be one of standard, 1d, quadratic, got '2d'"),
     ],
 )

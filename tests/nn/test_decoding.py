@@ -164,7 +164,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"key must be of shape .*\(3, 4, any, 4\), got \(1, 4, 2, 4\)"):
         m.step(x[:1], state)
     with pytest.raises(TypeError, match=r"state must be a FastmaxState, as layer\.new_state returns one, got Tensor"):
-        m.step(x, state.tensor)  # type: ignore[arg-type]
+        m.step(x, state.tensor)
     assert state.tokens.tolist() == [0] * B
     for extra in ("add_bias_kv", "add_zero_attn"):
         with pytest.raises(ValueError, match="add_bias_kv and add_zero_attn have keys that are none"):

@@ -15,6 +15,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "rotary, gqa, learned": {"rotary": True, "num_kv_heads": 2, "learn_scale": True},
     "extras": {"add_bias_kv": True, "add_zero_attn": True},
+    "learned decay": {"decay": "learned"},
+    "gated": {"decay": "gated", "rotary": True, "normalize": "rms"},
 }
 CALLS: dict[str, dict[str, Any]] = {"unmasked": {}, "causal": {"is_causal": True}, "weights": {"need_weights": True}}
 

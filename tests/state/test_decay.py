@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from fastmax import fastmax_attention, reference_attention, similarity, standardize
-from fastmax.core import default_scale
+from fastmax.core import default_scale, rms_normalize
+from fastmax.features import feature_count
 from fastmax.state import FastmaxState, decode
 from fastmax.state.recent import capacity
 from tests.state.test_state import Fused
@@ -52,6 +53,7 @@ def decays(kind: str, count: int = N) -> Tensor:
         "tiny": -1e-7 * x,
         "none": torch.zeros_like(x),
         "resets": torch.where(few, -50.0, -1e-7 * x),
+        "steep, then mild": torch.where(torch.arange(count) // 32 % 2 == 0, -50.0, -0.3 * x),
     }
     return kinds[kind]
 
@@ -96,6 +98,8 @@ def test_decoding_is_the_causal_attention(
     parts = [state.step(*at(slice(prefill), mask, q, k, v, log_decay))]
     parts += [state.step(*at(slice(i, i + 1), mask, q, k, v, log_decay)) for i in range(prefill, N)]
     torch.testing.assert_close(torch.cat(parts, 2), expected)
+    counted = log_decay if mask is None else torch.where(mask[:, None], log_decay, 0)
+    torch.testing.assert_close(state.log_decay, counted.sum(2))
     if kernel is not None:
         assert kernel.step.call_count == N - prefill + (prefill == 1)
 
@@ -251,6 +255,40 @@ def test_single_steps_with_and_without_decay_mix() -> None:
     torch.testing.assert_close(o, expected)
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_step_of_the_contract(order: int) -> None:
+    """What is written beside the recent tokens, and where: zeros for a key that does not count."""
+    q, k, v = (x[:, :, 0] for x in tokens(count=1))
+    mask = torch.tensor([[True], [False], [True]])
+    log_decay = torch.where(mask, decays("mild", 1)[:, :, 0], torch.nan)
+    total = randn(B, HKV, feature_count(D, order), DV + 1).abs()
+    room = [randn(B, HKV, 4, n) for n in (D, DV + 1)] + [decays("mild", 4)]
+    before = [x.clone() for x in room]
+    o = decode.step(
+        q,
+        k,
+        v,
+        total,
+        room[0],
+        room[1],
+        room[2],
+        2,
+        order=order,
+        scale=0.1,
+        head_scale=None,
+        normalize="rms",
+        key_mask=mask,
+        log_decay=log_decay,
+    )
+    assert bool(o.isfinite().all())
+    written = rms_normalize(k), torch.nn.functional.pad(v, (0, 1), value=1.0), log_decay.unsqueeze(-1)
+    for buffer, old, new in zip(room, before, written, strict=True):
+        at_count = buffer[:, :, 2].reshape(B, HKV, -1)
+        torch.testing.assert_close(at_count, torch.where(mask[:, None], new, 0))
+        for place in (0, 1, 3):
+            assert torch.equal(buffer[:, :, place], old[:, :, place])
+
+
 def test_a_state_goes_on_from_the_attention() -> None:
     q, k, v = tokens()
     log_decay = decays("mild")
@@ -313,7 +351,7 @@ def test_a_total_is_as_exact_in_another_dtype() -> None:
     assert torch.equal(state.to(dtype=torch.float32)._sum_decay, state._sum_decay)
 
 
-@pytest.mark.parametrize("kind", ["mild", "steep", "tiny", "resets"])
+@pytest.mark.parametrize("kind", ["mild", "steep", "tiny", "resets", "steep, then mild"])
 @pytest.mark.parametrize("head_dim", [16, 64])
 def test_single_precision_is_that_of_the_dense_form(kind: str, head_dim: int) -> None:
     count = 300

@@ -1,0 +1,165 @@
+"""Layers that forget: where their decays start, what learns them, and what they do not go with."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fastmax import fastmax_attention, reference_attention
+from fastmax.nn import FastmaxAttention, replace_attention, rotate
+from fastmax.nn.gate import Gate, start_bias
+from tests.support import randn
+
+B, L, E, H = 2, 9, 16, 4
+KINDS = pytest.mark.parametrize("decay", ["learned", "gated"])
+
+
+def layer(**options: Any) -> FastmaxAttention:
+    built = FastmaxAttention(**{"embed_dim": E, "num_heads": H, "batch_first": True, "dtype": torch.float64, **options})
+    for name, parameter in built.named_parameters():
+        if "gate" in name:
+            nn.init.normal_(parameter)
+    return built
+
+
+@KINDS
+@pytest.mark.parametrize("num_kv_heads", [H, 2])
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+def test_it_is_the_reference_on_its_projections(decay: str, num_kv_heads: int, causal: bool) -> None:
+    m, x = layer(decay=decay, num_kv_heads=num_kv_heads), randn(B, L, E)
+    padding = torch.tensor([[False] * L, [True] * 2 + [False] * 4 + [True] + [False] * 2])
+    assert m.gate is not None
+    q, k, v = m._projected(x, x, x)
+    o = reference_attention(
+        q,
+        k,
+        v,
+        ~padding[:, None, None, :],
+        is_causal=causal,
+        scale=m.scale,
+        enable_gqa=True,
+        log_decay=m.gate(x).expand(B, num_kv_heads, L),
+    )
+    got, _ = m(x, x, x, padding, need_weights=False, is_causal=causal)
+    torch.testing.assert_close(got, m.out_proj(o.transpose(1, 2).flatten(2)))
+    plain = copy.deepcopy(m)
+    plain.gate = None
+    assert not torch.allclose(plain(x, x, x, padding, need_weights=False, is_causal=causal)[0], got)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@KINDS
+def test_layouts(decay: str, batch_first: bool) -> None:
+    m, x = layer(decay=decay, batch_first=batch_first), randn(B, L, E)
+    expected = torch.stack([m(one, one, one, is_causal=True)[0] for one in x], 0 if batch_first else 1)
+    given = x if batch_first else x.transpose(0, 1)
+    torch.testing.assert_close(m(given, given, given, is_causal=True)[0], expected)
+
+
+@pytest.mark.parametrize("normalize", ["rms", True])
+def test_rms_commutes_with_rotations_and_positions_may_shift(normalize: bool | str) -> None:
+    """A layer normalizes, then rotates. With "rms" that is the same as to rotate, then normalize; else it is not."""
+    m, x = layer(decay="gated", rotary=True, normalize=normalize), randn(B, L, E)
+    q, k, v = m._projected(x, x, x)
+    q, k = q + 1, k + 1  # a mean that standardizing would remove
+    assert m.gate is not None
+    results = []
+    for shift in (0, 100):
+        places = torch.arange(L) + shift
+        rotated_q, rotated_k = (rotate(y, positions=places) for y in (q, k))
+        options: dict[str, Any] = {"is_causal": True, "scale": m.scale, "log_decay": m.gate(x), "normalize": normalize}
+        results.append(fastmax_attention(rotated_q, rotated_k, v, **options))
+        inner_q, inner_k = (rotate(m._standardized(y), positions=places) for y in (q, k))
+        results.append(fastmax_attention(inner_q, inner_k, v, **{**options, "normalize": False}))
+    before, after, before_shifted, after_shifted = results
+    torch.testing.assert_close(after_shifted, after)
+    same = [torch.allclose(before, after, atol=1e-6), torch.allclose(before_shifted, before, atol=1e-6)]
+    assert same == [normalize == "rms"] * 2
+
+
+@KINDS
+def test_state_dicts(decay: str) -> None:
+    m, x = layer(decay=decay), randn(B, L, E)
+    names = {"gate.bias", "gate.weight"} if decay == "gated" else {"gate.bias"}
+    assert {name for name in m.state_dict() if "gate" in name} == names
+    twin = layer(decay=decay)
+    assert not torch.equal(twin(x, x, x)[0], m(x, x, x)[0])
+    twin.load_state_dict(m.state_dict(), strict=True)
+    assert torch.equal(twin(x, x, x)[0], m(x, x, x)[0])
+    softmax = nn.MultiheadAttention(E, H, batch_first=True, dtype=torch.float64)
+    result = twin.load_state_dict(softmax.state_dict(), strict=False)
+    assert set(result.missing_keys) == names
+    assert result.unexpected_keys == []
+
+
+@KINDS
+def test_replaced_layers_forget(decay: str) -> None:
+    block = nn.TransformerEncoderLayer(E, H, 32, dropout=0.0, batch_first=True, dtype=torch.float64)
+    model = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+    replace_attention(model, decay=decay, memory=(1.0, 3.0), normalize="rms", rotary=True)
+    for child in model.layers:
+        assert isinstance(child.self_attn, FastmaxAttention)
+        assert isinstance(child.self_attn.gate, Gate)
+        assert child.self_attn.options.memory == (1.0, 3.0)
+        assert child.self_attn.gate.bias.dtype == torch.float64
+    x = randn(B, L, E)
+    o = model(x)
+    first = copy.deepcopy(model)
+    for child in first.layers:
+        child.self_attn.gate = None
+    assert not torch.allclose(first(x), o)
+    o.square().sum().backward()
+    assert all(p.grad is not None and bool((p.grad != 0).any()) for n, p in model.named_parameters() if "gate" in n)
+
+
+@KINDS
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+def test_gradients_reach_the_gate_from_its_start(decay: str, causal: bool) -> None:
+    m = FastmaxAttention(E, H, decay=decay, batch_first=True, memory=(1.0, 3.0))
+    x = torch.randn(B, L, E)
+    m(x, x, x, is_causal=causal)[0].square().sum().backward()
+    assert m.gate is not None
+    for parameter in m.gate.parameters():
+        assert parameter.grad is not None
+        assert bool((parameter.grad != 0).any(-1).all())
+
+
+def test_decays_start_with_the_reaches_that_were_asked_for() -> None:
+    for kind in ("learned", "gated"):
+        gate = Gate(kind, E, 5, (2.0, 6.0))
+        log_decay = gate(torch.randn(B, L, E))
+        torch.testing.assert_close(
+            log_decay.exp().mean((0, 2) if kind == "gated" else 1), 1 - 2.0 ** -torch.arange(2.0, 7)
+        )
+        reach = gate.reach(log_decay)
+        torch.testing.assert_close(reach, 2.0 ** torch.arange(2.0, 7), rtol=0.2, atol=0)
+    assert start_bias(1, (3.0, 9.0)).shape == (1,)
+    gate.bias.data.zero_()
+    gate.reset_parameters()
+    assert torch.equal(gate.bias, start_bias(5, (2.0, 6.0)))
+    with pytest.raises(ValueError, match="decay must be None, 'learned' or 'gated', got 'other'"):
+        Gate("other", E, 5, (2.0, 6.0))
+
+
+def test_decays_of_half_precision_layers_are_made_in_single() -> None:
+    """A decay close to 1 would be 1, and its logarithm 0."""
+    gate = Gate("learned", E, 2, (12.0, 12.0), dtype=torch.bfloat16)
+    log_decay = gate(torch.randn(B, L, E, dtype=torch.bfloat16))
+    assert log_decay.dtype == torch.float32
+    assert bool((log_decay < 0).all())
+    m = FastmaxAttention(E, H, decay="gated", batch_first=True, dtype=torch.bfloat16)
+    x = torch.randn(B, L, E, dtype=torch.bfloat16)
+    assert m(x, x, x, is_causal=True)[0].dtype == torch.bfloat16
+
+
+def test_decay_is_for_self_attention() -> None:
+    m = layer(decay="gated")
+    with pytest.raises(ValueError, match=r"log_decay is for self attention.*got 9 queries and 5 keys"):
+        m(randn(B, L, E), randn(B, 5, E), randn(B, 5, E))
+
+
+@KINDS
+def test_repr(decay: str) -> None:
+    assert f"decay={decay!r}, memory=(1.0, 3.0)" in layer(decay=decay, memory=(1.0, 3.0)).extra_repr()
