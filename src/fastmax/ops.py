@@ -168,8 +168,8 @@ class _TransformedBackward(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
 
-    backward = staticmethod(_refuse)
-    jvp = staticmethod(_refuse)
+    backward = staticmethod(_refuse)  # type: ignore[assignment]
+    jvp = staticmethod(_refuse)  # type: ignore[assignment]
 
 
 _MERGED = ("q", "k", "v", "log_decay", "key_mask", "state_in")
