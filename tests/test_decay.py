@@ -252,9 +252,9 @@ def test_packed_sequences_start_anew(backend: str, is_causal: bool) -> None:
     inputs, do = [randn(20, 4, 3), randn(20, 2, 3), randn(20, 2, 4), decays(2, 20)], randn(20, 4, 4)
     options: dict[str, Any] = {"is_causal": is_causal, "enable_gqa": True}
 
-    def packed(*x: Tensor) -> Tensor:
+    def packed(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
         cu = torch.tensor(ends, dtype=torch.int32)
-        return fastmax.fastmax_varlen_attention(*x[:3], cu, cu, log_decay=x[3], backend=backend, **options)
+        return fastmax.fastmax_varlen_attention(q, k, v, cu, cu, log_decay=log_decay, backend=backend, **options)
 
     def alone(*x: Tensor) -> Tensor:
         outputs = []
@@ -358,8 +358,8 @@ def test_export(is_causal: bool) -> None:
 def test_checkpointing(backend: str, is_causal: bool) -> None:
     inputs = [randn(2, 9, 3, grad=True) for _ in range(3)] + [decays(2, 9).requires_grad_()]
 
-    def f(*x: Tensor) -> Tensor:
-        return fastmax.fastmax_attention(*x[:3], is_causal=is_causal, log_decay=x[3], backend=backend)
+    def f(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
+        return fastmax.fastmax_attention(q, k, v, is_causal=is_causal, log_decay=log_decay, backend=backend)
 
     expected = torch.autograd.grad(f(*inputs).sum(), inputs)
     actual = torch.autograd.grad(checkpoint(f, *inputs, use_reentrant=False).sum(), inputs)
@@ -372,10 +372,10 @@ def test_with_dropout(mode: str, is_causal: bool) -> None:
     """The same seed, the same result; another seed, another; gradients are exact for a fixed seed."""
     inputs = [randn(1, 5, 3, grad=True) for _ in range(3)] + [decays(1, 5).requires_grad_()]
 
-    def f(*x: Tensor, seed: int = 0) -> Tensor:
+    def f(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, seed: int = 0) -> Tensor:
         torch.manual_seed(seed)
         return fastmax.fastmax_attention(
-            *x[:3], dropout_p=0.3, is_causal=is_causal, log_decay=x[3], dropout_mode=mode, scale=0.3
+            q, k, v, dropout_p=0.3, is_causal=is_causal, log_decay=log_decay, dropout_mode=mode, scale=0.3
         )
 
     assert torch.equal(f(*inputs), f(*inputs))

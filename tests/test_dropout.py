@@ -181,8 +181,8 @@ def test_compiled_forward_and_backward_agree(mode: str) -> None:
     q, k, v = (randn(2, 9, 4, grad=True) for _ in range(3))
 
     @torch.compile(fullgraph=True, backend="aot_eager")
-    def f(*x: Tensor) -> Tensor:
-        return fastmax.fastmax_attention(*x, dropout_p=0.3, dropout_mode=mode, is_causal=True)
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return fastmax.fastmax_attention(q, k, v, dropout_p=0.3, dropout_mode=mode, is_causal=True)
 
     o = f(q, k, v)
     # o is linear in v: its change along any direction is the gradient's projection, for the same masks only

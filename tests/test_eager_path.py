@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.autograd import forward_ad
 
 from fastmax import _eager_path, fastmax_attention
@@ -20,7 +19,7 @@ def _forget() -> None:
     _eager_path.forget()
 
 
-def inputs(tokens: int = 20, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def inputs(tokens: int = 20, dtype: torch.dtype = torch.float32) -> Any:
     """As from a projection: heads inside of tokens."""
     return [randn(2, tokens, 3, 8, dtype=dtype).transpose(1, 2) for _ in range(3)]
 
@@ -59,7 +58,7 @@ def test_what_differs_in_anything_is_another_call() -> None:
     assert _eager_path.remembered() == len(OPTIONS) - 1
     for options in OPTIONS[:-1]:
         assert torch.equal(fastmax_attention(q, k, v, **options), results[str(options)])
-    flat = [x.contiguous() for x in (q, k, v)]
+    flat: Any = [x.contiguous() for x in (q, k, v)]
     assert torch.equal(fastmax_attention(*flat), results["{}"])
     assert torch.equal(fastmax_attention(*flat), results["{}"])
     longer = inputs(21)
@@ -97,7 +96,7 @@ def test_a_bad_argument_is_refused_after_a_good_call(bad: dict[str, Any]) -> Non
 def test_gradients_are_there_when_they_are_wanted() -> None:
     q, k, v = inputs()
     plain = fastmax_attention(q, k, v)
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    leaves: Any = [x.clone().requires_grad_() for x in (q, k, v)]
     with torch.no_grad():
         fastmax_attention(*leaves)
         assert not fastmax_attention(*leaves).requires_grad

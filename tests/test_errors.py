@@ -137,7 +137,7 @@ PACKED: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("change", "error", "message"), PACKED)
 def test_packed_sequences_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
-    arguments = {"query": randn(9, 4, 3), "key": randn(7, 4, 3), "value": randn(7, 4, 5)}
+    arguments: dict[str, Any] = {"query": randn(9, 4, 3), "key": randn(7, 4, 3), "value": randn(7, 4, 5)}
     arguments |= {"cu_seqlens_q": ENDS_Q, "cu_seqlens_k": ENDS_K}
     fastmax_varlen_attention(**arguments)
     with pytest.raises(error, match=message):

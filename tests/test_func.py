@@ -13,11 +13,15 @@ from tests.support import randn
 NAMES = ("query", "key", "value", "scale", "log_decay", "initial_state")
 
 
-def arguments() -> dict[str, Tensor]:
+def arguments() -> dict[str, Any]:
     state = (randn(2, 10, 4) * 0.1).index_fill(1, torch.tensor(0), 5.0)
     scale = torch.rand(2, dtype=torch.float64)
     return {"query": randn(2, 5, 3), "key": randn(2, 5, 3), "value": randn(2, 5, 3), "scale": scale,
             "log_decay": -torch.rand(2, 5).double(), "initial_state": state}  # fmt: skip
+
+
+def _named(names: list[str], values: tuple[Tensor, ...]) -> dict[str, Any]:
+    return dict(zip(names, values, strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,7 +48,7 @@ def test_vmap(backend: str, batched: tuple[str, ...], is_causal: bool) -> None:
     dims = tuple(0 if name in batched else None for name in names)
 
     def f(*x: Tensor) -> Tensor:
-        return fastmax_attention(**dict(zip(names, x, strict=True)), is_causal=is_causal, backend=backend)
+        return fastmax_attention(**_named(names, x), is_causal=is_causal, backend=backend)
 
     stacked = [torch.stack([g[name] for g in given]) if name in batched else given[0][name] for name in names]
     one_by_one = [[g[name] if name in batched else given[0][name] for name in names] for g in given]

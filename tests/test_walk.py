@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import fastmax
 from fastmax import _eager_path, fastmax_attention
@@ -38,8 +39,9 @@ def walk(f: Callable[[], Any]) -> list[str]:
     return calls
 
 
-def inputs(tokens: int) -> list[torch.Tensor]:
-    return [randn(2, tokens, 3, 8, dtype=torch.float32).transpose(1, 2).requires_grad_() for _ in range(3)]
+def inputs(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (randn(2, tokens, 3, 8, dtype=torch.float32).transpose(1, 2).requires_grad_() for _ in range(3))
+    return q, k, v
 
 
 @needs_native

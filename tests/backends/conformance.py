@@ -310,6 +310,7 @@ def calls(draw: st.DrawFn) -> tuple[Call, OutputGrads]:
         out_dtype=dtypes[3], **more,
     )  # fmt: skip
     grads = output_grads(call)
+    assert grads.o is not None
     strided = grads.o.mT.contiguous().mT if draw(st.booleans()) else grads.o
     has_o, has_g, has_state = draw(st.tuples(*[st.booleans()] * 3))
     has_state = has_state and call.options.return_state
