@@ -53,14 +53,6 @@ def fading(decays: Tensor, first: int | None, count: int) -> Tensor:
     return (c[..., now].mT - c).masked_fill(later, -torch.inf).exp().to(decays.dtype)
 
 
-def fold(total: Tensor | None, recent: Recent, order: int) -> Tensor:
-    """The sum, faded by the decays of these few tokens, and they in it, each faded by those after it. Up to order 2."""
-    assert recent.decays is not None
-    kept = fading(recent.decays, None, 1)
-    new = monomials(recent.keys, order).mT @ (recent.values * kept[..., 1:].mT)
-    return new if total is None else total * kept[..., :1] + new
-
-
 def monomials(x: Tensor, order: int) -> Tensor:
     """(..., N, D) -> (..., N, F): `fastmax.features.phi` for a few tokens, differentiable and traceable up to order 2."""
     if order > 2:

@@ -119,12 +119,8 @@ class Memory:
 
     def _folded(self, recent: Recent) -> Tensor:
         """The sum, and these tokens in it."""
-        if recent.decays is not None and self._few(recent.length):
-            with self._in_full_precision():
-                return decode.fold(self._sum, recent, self.order)
-        # Nobody asks, but what decays has a query for every key.
-        queries = recent.keys[:, :, :0] if recent.decays is None else torch.zeros_like(recent.keys)
-        total: Tensor = self._attend(queries, self._sum, recent, 0, scale=1.0, return_state=True)[1]
+        nobody = recent.keys.new_empty(self.batch, self.num_kv_heads, 0, self.head_dim)
+        total: Tensor = self._attend(nobody, self._sum, recent, 0, scale=1.0, return_state=True)[1]
         return total
 
     def _fold_and_fade(self, log_decay: Tensor | None) -> None:
