@@ -186,7 +186,10 @@ def test_dropout_drops_and_the_state_stays_whole(options: dict[str, Any]) -> Non
         assert torch.equal(m.step(piece, FastmaxState.from_state_dict(exact.state_dict())), o)
         assert not torch.allclose(o, kept.step(piece, exact))
     torch.testing.assert_close(state.tensor, exact.tensor)
-    assert state.tokens.tolist() == exact.tokens.tolist() == [8] * B
+    m.dropout = 1e-9  # by which nothing is dropped, here
+    torch.testing.assert_close(m.step(x, state), kept.step(x, exact))
+    torch.testing.assert_close(state.tensor, exact.tensor)
+    assert state.tokens.tolist() == exact.tokens.tolist() == [16] * B
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -472,6 +472,22 @@ def test_refused_totals_and_normalizations() -> None:
         empty() + empty(normalize="rms")
 
 
+def test_sizes() -> None:
+    """One number per recent token and head more, and the total."""
+    q, k, v = tokens()
+    plain, fading = empty(), empty()
+    plain.update(k, v)
+    with torch.no_grad():
+        for i in range(N):
+            fading.step(*at(slice(i, i + 1), None, q, k, v, decays("mild")))
+    assert fading.nbytes == plain.nbytes + B * HKV * (capacity(D, DV, 2) + 1) * 8
+    held = fading._room
+    assert held is not None
+    assert held.decays is not None
+    parts = (fading._sum, fading._sum_decay, held.keys, held.values, held.decays)
+    assert fading.nbytes == sum(x.nbytes for x in parts if x is not None)
+
+
 def test_without_decay_nothing_is_kept_for_it() -> None:
     q, k, v = tokens()
     state = empty()

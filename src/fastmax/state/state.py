@@ -210,8 +210,10 @@ class FastmaxState(Memory):
     @property
     def nbytes(self) -> int:
         """What it takes at most, which it does from some hundred tokens on."""
-        per_head = _numbers(self.head_dim, self.value_dim, self.order)
-        return self.batch * self.num_kv_heads * per_head * self.dtype.itemsize
+        per_head = _numbers(self.head_dim, self.value_dim, self.order) * self.dtype.itemsize
+        if self._decaying:
+            per_head += self._capacity * self.dtype.itemsize + wide(self.device).itemsize
+        return self.batch * self.num_kv_heads * per_head
 
     @staticmethod
     def break_even(
