@@ -79,7 +79,7 @@ def test_zeros_that_are_not_there_yet(backend: str) -> None:
 def test_the_gradient_of_one_scale_is_summed_before_it_is_rounded(
     backend: str, is_causal: bool, dtype: torch.dtype
 ) -> None:
-    q, k, v, do = (randn(4, 16, 64, 8, dtype=dtype) for _ in range(4))
+    q, k, v, do = (randn(2, 64, 16, 8, dtype=torch.float32) for _ in range(4))  # which leave but one rounding
     scale = torch.tensor(0.25, dtype=dtype, requires_grad=True)
     exact = torch.tensor(0.25, dtype=torch.float64, requires_grad=True)
     o = fastmax_attention(q, k, v, is_causal=is_causal, scale=scale, backend=backend)
@@ -87,9 +87,8 @@ def test_the_gradient_of_one_scale_is_summed_before_it_is_rounded(
     wide = reference_attention(q.double(), k.double(), v.double(), is_causal=is_causal, scale=exact)
     (expected,) = torch.autograd.grad(wide, exact, do.double())
     assert actual.dtype == dtype
-    # its own rounding, and that of the output, which the backward pass finds: random, over all of its entries
-    noise = torch.finfo(dtype).eps * (do.double() * wide.detach()).norm().item()
-    assert abs(actual.item() - expected.item()) <= torch.finfo(dtype).eps * abs(expected.item()) + noise
+    bound = torch.finfo(dtype).eps / 2 * abs(expected.item()) + 1e-4  # and that of fp32 sums
+    assert abs(actual.item() - expected.item()) <= bound
 
 
 @pytest.mark.parametrize("normalize", [True, "rms"])
