@@ -13,16 +13,16 @@ from fastmax.nn.gate import Gate
 from fastmax.nn.options import layer_scale
 from fastmax.reproduce.training import train
 
-NAMES = 128
-"""Of keys, and as many of values; 0 is filler."""
 SOLVED = 0.995
 
 
 @dataclass(frozen=True)
 class RecallRun:
-    """`filler` tokens stand between the pairs and the questions: then the answer is that far away."""
+    """There are `names` of keys, and as many of values; 0 is filler. `filler` tokens stand between the pairs and the questions:
+    then the answer is that far away."""
 
     attention: str
+    names: int = 128
     pairs: int = 64
     filler: int = 0
     lr: float = 3e-3
@@ -83,11 +83,11 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(run.seed)
         length = 3 * run.pairs + run.filler
-        self.tokens = nn.Embedding(2 * NAMES + 1, run.width)
+        self.tokens = nn.Embedding(2 * run.names + 1, run.width)
         self.positions = nn.Parameter(torch.randn(length, run.width) * 0.02)
         layers = [Layer(run) for _ in range(2)]
         self.layers = nn.Sequential(*layers)
-        self.head = nn.Sequential(nn.LayerNorm(run.width), nn.Linear(run.width, 2 * NAMES + 1))
+        self.head = nn.Sequential(nn.LayerNorm(run.width), nn.Linear(run.width, 2 * run.names + 1))
         nn.init.normal_(self.tokens.weight, std=0.02)
         for layer in layers:
             layer.reset()
@@ -100,8 +100,8 @@ class Model(nn.Module):
 def examples(run: RecallRun, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Tokens (count, N), and the right answers where a question stands, -100 elsewhere."""
     pairs = run.pairs
-    keys = torch.rand(count, NAMES, generator=generator).argsort(1)[:, :pairs] + 1
-    values = torch.randint(1, NAMES + 1, (count, pairs), generator=generator) + NAMES
+    keys = torch.rand(count, run.names, generator=generator).argsort(1)[:, :pairs] + 1
+    values = torch.randint(1, run.names + 1, (count, pairs), generator=generator) + run.names
     order = torch.rand(count, pairs, generator=generator).argsort(1)
     tokens = torch.zeros(count, 3 * pairs + run.filler, dtype=torch.long)
     tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys, values
