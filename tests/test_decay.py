@@ -125,6 +125,21 @@ def test_shapes_broadcast(backend: str, shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, b)
 
 
+@either_direction
+def test_no_decay_has_a_gradient(backend: str, is_causal: bool) -> None:
+    """That of less decay, from the side where there is any."""
+    q, k, v = (randn(2, 9, 3) for _ in range(3))
+    zero, some = torch.zeros(2, 9, dtype=torch.float64), torch.zeros(2, 9, dtype=torch.float64)
+    some[:, 4] = -1e-6
+    for f, more in ((fastmax_attention, {"backend": backend}), (reference_attention, {})):
+        leaf = zero.clone().requires_grad_()
+        o = f(q, k, v, is_causal=is_causal, log_decay=leaf, **more)
+        (found,) = torch.autograd.grad(o.square().sum(), leaf)
+        change = (o - f(q, k, v, is_causal=is_causal, log_decay=some, **more)).detach() * 2 * o.detach() / 1e-6
+        torch.testing.assert_close(found[:, 4], change.sum((1, 2)), rtol=1e-4, atol=1e-5)
+        assert found[:, 4].abs().min() > 1e-3
+
+
 @each_form
 @pytest.mark.parametrize("order", [1, 2])
 def test_no_decay_gives_the_bits_of_none(backend: str, order: int, dense: bool) -> None:
@@ -154,8 +169,9 @@ def extreme(draw: st.DrawFn) -> Tensor:
 def test_extreme_decays(backend: str, is_causal: bool, dense: bool, log_decay: Tensor) -> None:
     torch.manual_seed(0)
     n = log_decay.shape[-1]
-    inputs = [randn(1, 1, n, 4, dtype=torch.float32) for _ in range(3)] + [log_decay]
-    do = randn(1, 1, n, 4)
+    # tokens of spread 1: that of one that is all but constant is divided by, and so is every rounding
+    q, k = (fastmax.standardize(randn(1, 1, n, 8)).float() for _ in range(2))
+    inputs, do = [q, k, randn(1, 1, n, 4, dtype=torch.float32), log_decay], randn(1, 1, n, 4)
 
     def call(f: Any, **more: Any) -> Any:
         return lambda *x: f(*x[:3], is_causal=is_causal, log_decay=x[3], **more)

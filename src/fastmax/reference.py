@@ -115,12 +115,16 @@ def _weights(
 
 
 def _decay(log_decay: Tensor, attn_mask: Tensor | None, row: Tensor, tokens: int) -> Tensor:
-    """exp(-|c_i - c_j|), (..., rows, N), c the running sum of log_decay in fp64; a key that does not count adds nothing."""
+    """exp(-|c_i - c_j|), (..., rows, N), c the running sum of log_decay in fp64; a key that does not count adds nothing.
+
+    Since c falls, the sign is that of i - j: unlike |x| at 0, it has a derivative where log_decay is 0.
+    """
     log_decay = log_decay.double().expand(*log_decay.shape[:-1], tokens)
     if attn_mask is not None:
         log_decay = torch.where(_mask_of_keys(attn_mask).squeeze(-1), log_decay, 0)
     c = log_decay.cumsum(-1)
-    return (-(c[..., row, None] - c[..., None, :]).abs()).exp()
+    sign = torch.where(row[:, None] >= torch.arange(tokens, device=row.device), 1.0, -1.0)
+    return (sign * (c[..., row, None] - c[..., None, :])).exp()
 
 
 def _dropped(query: Tensor, key: Tensor, order: int, masks: tuple[Tensor, ...]) -> Tensor:
