@@ -8,7 +8,7 @@ from torch import Tensor
 from fastmax import _eager_path, dropout, ops, validation
 from fastmax._torch_private import AUTOGRAD, TRANSFORM, watchers
 from fastmax.both_directions import attend_both_ways
-from fastmax.call import Options, bind
+from fastmax.call import Options, bind, output_dtype
 from fastmax.core import default_scale
 from fastmax.plan import RULE, Plan
 
@@ -253,6 +253,8 @@ def _attend(
         attend = partial(ops.attend, transformed=watch == TRANSFORM)
     both_ways = log_decay is not None and not options.is_causal
     o, _, state = attend_both_ways(call, attend) if both_ways else attend(call)
+    if log_decay is not None:
+        o = o.to(output_dtype(value, call.dtype))
     if len(lead.batch) != 1 or len(lead.heads) != 1:
         o = o.reshape(*lead.batch, *lead.heads, *o.shape[2:])
     return (o, state.reshape(*lead.states, *lead.key_heads, *state.shape[2:])) if options.return_state else o

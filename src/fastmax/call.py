@@ -35,6 +35,7 @@ class Options(NamedTuple):
     dropout_mode: str = "quadratic"
     backend: str = "auto"
     out_dtype: torch.dtype | None = None  # known once a call is bound
+    # (with log_decay that of the sums: its gradient adds up what the rounding of o leaves of each token)
 
 
 def accumulation_dtype(*dtypes: torch.dtype) -> torch.dtype:
@@ -214,11 +215,15 @@ def bind(
         None if cu_seqlens is None else cu_seqlens[1],
         None if initial_state is None else _canonical(initial_state, states, key_heads),
         dropout_seed,
-        options._replace(scale=number * 1.0, dropout_p=options.dropout_p * 1.0, out_dtype=_out_dtype(value, dtype)),
+        options._replace(
+            scale=number * 1.0,
+            dropout_p=options.dropout_p * 1.0,
+            out_dtype=output_dtype(value, dtype) if log_decay is None else dtype,
+        ),
     )
 
 
-def _out_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype:
+def output_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype:
     """As F.scaled_dot_product_attention: autocast lowers the output, but not that of fp64."""
     device = value.device.type
     known = device == "cpu" or torch.amp.is_autocast_available(device)

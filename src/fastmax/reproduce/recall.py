@@ -18,8 +18,8 @@ SOLVED = 0.995
 
 @dataclass(frozen=True)
 class RecallRun:
-    """There are `names` of keys, and as many of values; 0 is filler. `filler` tokens stand between the pairs and the questions:
-    then the answer is that far away."""
+    """There are `names` of keys, and as many of values; 0 is filler. So many `filler` tokens stand between the pairs and the
+    questions: the answer is that far away."""
 
     attention: str
     names: int = 128
