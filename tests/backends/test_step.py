@@ -1,0 +1,111 @@
+"""A backend's own step of decoding, against the definition in fastmax.state.decode, at every level."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastmax import backends, fastmax_attention
+from fastmax.backends import native
+from fastmax.state import decode
+from tests.backends.conformance import threads
+from tests.support import assert_within_budget, randn
+
+CAPACITY = 6
+
+
+def steppers() -> list[Any]:
+    """Each backend that decodes, native at all levels of this processor."""
+    found = []
+    for name in backends.NAMES:
+        if hasattr(backends.load(name), "step"):
+            levels = native.levels() if name == "native" else (None,)
+            found += [pytest.param(name, level, id=f"{name}/{level}" if level else name) for level in levels]
+    return found
+
+
+def decoded(step: Any, tensors: dict[str, Any], tokens: int, dtype: torch.dtype, **options: Any) -> list[Tensor]:
+    """Outputs of all steps, and the recent tokens that they left."""
+    q, k, v, mask, decay, total = (tensors[name] for name in ("q", "k", "v", "mask", "decay", "total"))
+    batch, heads, _, head_dim = k.shape
+    room = [
+        torch.full((batch, heads, CAPACITY, width), torch.nan, dtype=dtype) for width in (head_dim, v.shape[-1] + 1, 1)
+    ]
+    recent_decay = None if decay is None else room[2].squeeze(-1)
+    outputs = [
+        step(
+            q[:, :, t], k[:, :, t], v[:, :, t], total, room[0], room[1], recent_decay, t,
+            key_mask=None if mask is None else mask[:, t : t + 1],
+            log_decay=None if decay is None else decay[:, :, t], **options,
+        )
+        for t in range(tokens)
+    ]  # fmt: skip
+    left = [x[:, :, :tokens] for x in room[:2]] + ([] if recent_decay is None else [recent_decay[:, :, :tokens]])
+    assert all(x[:, :, tokens:].isnan().all() for x in room[:2]), "no place but the next is written to"
+    return [torch.stack(outputs, 2), *left]
+
+
+@pytest.mark.parametrize(("name", "level"), steppers())
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("order", "dim", "value_dim", "groups", "normalize", "decays", "masked", "summed"),
+    [
+        (2, 64, 64, 1, "standardize", False, False, True),
+        (2, 19, 37, 3, "rms", True, True, True),
+        (1, 16, 33, 2, "none", True, False, True),
+        (2, 8, 5, 1, "standardize", True, True, False),
+        (1, 3, 2, 2, "standardize", False, True, True),
+    ],
+)
+def test_a_step_is_its_definition(
+    name: str, level: str | None, dtype: torch.dtype, order: int, dim: int, value_dim: int, groups: int, normalize: str,
+    decays: bool, masked: bool, summed: bool,
+) -> None:  # fmt: skip
+    tokens, sums = 5, torch.float64 if dtype == torch.float64 else torch.float32
+    q, k, v = (randn(2, h, tokens, n, dtype=dtype) for h, n in ((2 * groups, dim), (2, dim), (2, value_dim)))
+    mask = torch.tensor([[True, False, True, True, False]]).expand(2, tokens) if masked else None
+    if masked:
+        k[:, :, 1] = torch.nan
+    before = [randn(2, 2, 40, n) for n in (dim, dim, value_dim)]
+    _, total = fastmax_attention(*before, order=order, return_state=True, backend="chunked")
+    tensors = {
+        "q": q, "k": k, "v": v, "mask": mask,
+        "decay": -torch.rand(2, 2, tokens, dtype=sums) if decays else None, "total": total.to(sums) if summed else None,
+    }  # fmt: skip
+    options: dict[str, Any] = {
+        "order": order,
+        "scale": 1 / dim,
+        "head_scale": torch.rand(2 * groups) + 0.5,
+        "normalize": normalize,
+    }
+    wide = {n: x.double() if x is not None and x.is_floating_point() else x for n, x in tensors.items()}
+    exact = decoded(
+        decode.step, wide, tokens, torch.float64, **options | {"head_scale": options["head_scale"].double()}
+    )
+    same = decoded(decode.step, tensors, tokens, sums, **options)
+    own = {} if level is None else {"level": level}
+    for workers in (1, 2):
+        with threads(workers):
+            found = decoded(backends.load(name).step, tensors, tokens, sums, **options, **own)  # type: ignore[attr-defined]
+        for actual, oracle, dense in zip(found, exact, same, strict=True):
+            assert_within_budget(actual, oracle, dense)
+
+
+@pytest.mark.skipif(not native.levels(), reason=native.describe())
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"count": 3}, "recent tokens fewer"),
+        ({"count": -1}, "recent tokens fewer"),
+        ({"order": 3}, "order must be 1 to 4"),
+    ],
+)
+def test_the_kernel_refuses_a_step_it_cannot_do(change: dict[str, int], message: str) -> None:
+    x, room, total = randn(1, 1, 4), randn(1, 1, 3, 4), randn(1, 1, 15, 5)
+    values = randn(1, 1, 3, 5)
+    with pytest.raises(ValueError, match=message):
+        native.step(
+            x, x, x, total, room, values, None, change.get("count", 0), order=change.get("order", 2), scale=1.0,
+            head_scale=None, normalize="none", key_mask=None, log_decay=None,
+        )  # fmt: skip
