@@ -8,7 +8,7 @@
 // A square is scaled by 1 / sqrt(2), as in the public layout of a state, so that the layouts differ in nothing but order.
 #pragma once
 #include "simd/prefetch.h"
-#include "simd/vec.h"
+#include "simd/transpose.h"
 
 namespace FM_LEVEL {
 
@@ -43,6 +43,13 @@ struct Features {
     const int shift = b / across - 1, first = b % across * W;
     const int length = shift > 0 && 2 * shift == dim ? dim / 2 : dim;
     return {shift, first, (int)min(W, length - first)};
+  }
+  // The row of a feature in the public layout: by degree, then lexicographic.
+  int64_t public_row(const Block& block, int lane) const {
+    const int64_t one = block.first + lane;
+    if (block.shift < 0) return 1 + one;
+    const int64_t other = (one + block.shift) % dim, m = min(one, other), l = max(one, other);
+    return 1 + dim + m * dim - m * (m - 1) / 2 + l - m;
   }
   int64_t offset(int b) const { return head + (int64_t)b * W * (b < linear ? 1 : columns); }
   int64_t pitch(int b) const { return b < linear ? (int64_t)linear * W : W; }  // from column to column
@@ -218,37 +225,53 @@ void read_vjp(const Features<T>& f, const T* state, const T* x, const T* w, int 
   }
 }
 
-// Calls visit(public row, offset in the block layout, pitch there) for every feature but the constant one.
+// A state in the public layout, (F, columns), and in blocks: calls move(rows, count, at, pitch) for up to LANES features of a block
+// at a time: rows are where they lie in the public layout, `at` and `pitch` from column to column where in the blocks.
 template <class T, class F>
-void each_feature(const Features<T>& f, const F& visit) {
+void each_lane_group(const Features<T>& f, T* from, T* state, const F& move) {
+  constexpr int L = LANES<T>;
   for (int b = 0; b < f.blocks; b++) {
     const Block block = f.block(b);
-    for (int lane = 0; lane < block.lanes; lane++) {
-      int64_t row = 1 + block.first + lane;
-      if (block.shift >= 0) {
-        const int64_t one = block.first + lane, other = (one + block.shift) % f.dim;
-        const int64_t m = min(one, other), l = max(one, other);
-        row = 1 + f.dim + m * f.dim - m * (m - 1) / 2 + l - m;
-      }
-      visit(row, f.offset(b) + lane, f.pitch(b));
+    for (int first = 0; first < block.lanes; first += L) {
+      T* rows[L];
+      const int count = (int)min(L, block.lanes - first);
+      for (int i = 0; i < count; i++) rows[i] = from + f.public_row(block, first + i) * f.columns;
+      move(rows, count, state + f.offset(b) + first, f.pitch(b));
     }
   }
 }
-
-// From the public layout, (F, columns), and back.
+// Squares of LANES features and columns are transposed in registers; the columns behind them go one by one.
 template <class T>
 void state_from_public(const Features<T>& f, const T* from, T* state) {
+  constexpr int L = LANES<T>;
   memset(state, 0, f.size * sizeof(T));
   memcpy(state, from, f.columns * sizeof(T));
-  each_feature(f, [&](int64_t row, int64_t at, int64_t pitch) {
-    for (int j = 0; j < f.columns; j++) state[at + j * pitch] = from[row * f.columns + j];
+  each_lane_group(f, (T*)from, state, [&](T* const* rows, int count, T* at, int64_t pitch) {
+    int j = 0;
+    for (; j + L <= f.columns; j += L) {
+      Vec<T> square[L];
+      for (int i = 0; i < L; i++) square[i] = i < count ? load(rows[i] + j) : Vec<T>{};
+      transpose<T>(square);
+      for (int i = 0; i < L; i++) store(at + (j + i) * pitch, square[i]);
+    }
+    for (; j < f.columns; j++)
+      for (int i = 0; i < count; i++) at[j * pitch + i] = rows[i][j];
   });
 }
 template <class T>
 void state_to_public(const Features<T>& f, const T* state, T* to) {
+  constexpr int L = LANES<T>;
   memcpy(to, state, f.columns * sizeof(T));
-  each_feature(f, [&](int64_t row, int64_t at, int64_t pitch) {
-    for (int j = 0; j < f.columns; j++) to[row * f.columns + j] = state[at + j * pitch];
+  each_lane_group(f, to, (T*)state, [&](T* const* rows, int count, const T* at, int64_t pitch) {
+    int j = 0;
+    for (; j + L <= f.columns; j += L) {
+      Vec<T> square[L];
+      for (int i = 0; i < L; i++) square[i] = load(at + (j + i) * pitch);
+      transpose<T>(square);
+      for (int i = 0; i < count; i++) store(rows[i] + j, square[i]);
+    }
+    for (; j < f.columns; j++)
+      for (int i = 0; i < count; i++) rows[i][j] = at[j * pitch + i];
   });
 }
 

@@ -1,5 +1,6 @@
 """The memory of a state: a sum over the older tokens, the youngest beside it, and what queries get from both."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -36,6 +37,8 @@ class Memory:
     )  # over the older keys, faded up to the last of them, never written to; None while there are none
     _sum_decay: Tensor | None  # (B, Hkv): the total of their log_decay; None for zeros
     _recent: Recent
+    _checked: Any = None  # what the tokens of the last step were like
+    _stepper: Callable[..., Tensor] | None = None  # what decodes a token in place
     _room: Recent | None  # buffers that `_recent` is the beginning of, and that nobody else sees
 
     @property
@@ -189,7 +192,7 @@ class Memory:
 
     def _unwatched(self, *others: Tensor | None) -> bool:
         own = (self._recent.keys, self._recent.values, self._recent.decays, self._sum, self._sum_decay, self.scale)
-        return unwatched(*(x for x in (*others, *own) if isinstance(x, Tensor)))
+        return unwatched(*[x for x in (*others, *own) if isinstance(x, Tensor)])
 
     def _may_step_in_place(self, *tensors: Tensor | None) -> bool:
         return self._unwatched(*tensors) and not torch.is_autocast_enabled(self.device.type)
@@ -202,7 +205,9 @@ class Memory:
         if room.decays is not None and log_decay is None:
             log_decay = room.decays.new_zeros(self.batch, self.num_kv_heads, 1)
         count = self._recent.length
-        o = decode.best_step(query.device, self.order, self.head_dim, self.value_dim)(
+        if self._stepper is None:
+            self._stepper = decode.best_step(query.device, self.order, self.head_dim, self.value_dim)
+        o = self._stepper(
             query.squeeze(2),
             key.squeeze(2),
             value.squeeze(2),
@@ -221,8 +226,9 @@ class Memory:
         if not room.keys.is_inference():  # those have no version
             written = (room.keys, room.values) if room.decays is None else (room.keys, room.values, room.decays)
             torch.autograd.graph.increment_version(written)
-        recent = room._replace(masked=self._recent.masked or key_mask is not None)
-        self._recent = recent.map(lambda x: x[:, :, : count + 1])
+        masked, stop = self._recent.masked or key_mask is not None, count + 1
+        decays = None if room.decays is None else room.decays.narrow(2, 0, stop)
+        self._recent = Recent(room.keys.narrow(2, 0, stop), room.values.narrow(2, 0, stop), decays, masked)
         return o.unsqueeze(2)
 
     def _with_room(self, decaying: bool) -> Recent:

@@ -129,8 +129,14 @@ class FastmaxState(Memory):
 
         (B, Hq, N, D), (B, Hkv, N, D) and (B, Hkv, N, Dv) -> (B, Hq, N, Dv).
         """
-        checks.keys(key, value, key_mask, log_decay, self._recent)
-        checks.queries(query, key.shape[2], self._recent, self.scale)
+        like = (
+            query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, query.device, key.device, value.device,
+            self._recent.keys.shape[0], id(self.scale),
+        )  # fmt: skip
+        if key_mask is not None or log_decay is not None or like != self._checked:
+            checks.keys(key, value, key_mask, log_decay, self._recent)
+            checks.queries(query, key.shape[2], self._recent, self.scale)
+            self._checked = like  # what was checked for these tokens holds for others like them
         log_decay = self._decays(log_decay, key, key_mask)
         tokens = self._counted(key, key_mask)
         if query.shape[2] == 1 and self._may_step_in_place(query, key, value, key_mask, log_decay):
@@ -291,7 +297,7 @@ class FastmaxState(Memory):
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copy.deepcopy: without spare room."""
-        return {**self.__dict__, "_recent": self._recent.copy(), "_room": None}
+        return {**self.__dict__, "_recent": self._recent.copy(), "_room": None, "_stepper": None}
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self._describe().items())
