@@ -85,6 +85,7 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   INT(normalize)                                                                         \
   INT(recent_count)    /* recent tokens before this one */                               \
   INT(recent_capacity) /* and how many there is room for */                              \
+  INT(fold)            /* whether the oldest of them joins the sum first */              \
   REAL(scale)                                                                            \
   REAL(eps)                                                                              \
   TENSOR(q) /* token_stride is not used */                                               \
@@ -93,7 +94,7 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   TENSOR(o)                                                                              \
   POINTER(const uint8_t, mask) /* (batch,): whether the new key counts */                \
   POINTER(const double, head_scale)                                                      \
-  POINTER(const void, total)      /* the sum over older keys, public layout, or absent */ \
+  POINTER(void, total)            /* the sum over older keys, public layout, or absent */ \
   POINTER(void, recent_k)         /* (batch, key_heads, recent_capacity, head_dim) */    \
   POINTER(void, recent_u)         /* (..., value_dim + 1) */                             \
   POINTER(void, recent_decay)     /* (batch, key_heads, recent_capacity), or absent */   \

@@ -18,51 +18,48 @@ void public_features(const T* x, int dim, int order, T* out) {
   }
 }
 
-// out += q^T rows, for V vectors of columns that stay in registers. The sum over these rows is taken by itself first: two levels
-// lose less. Two rows at a time go to sums of their own, so that no addition waits for the one before.
-template <class T, int V>
-FM_INLINE void read_columns(const T* rows, int64_t pitch, int count, const T* q, T* out) {
+// A token that joins a sum: rows = rows * fade + k u^T.
+template <class T>
+struct Joining {
+  const T *k, *u;
+  T fade;
+};
+
+// out += q^T rows, for V vectors of columns that stay in registers; `joining`, unless null, is added to the rows first. The sum
+// over these rows is taken by itself: two levels lose less.
+template <class T, int V, bool Joins>
+FM_INLINE void read_columns(T* rows, int64_t pitch, int count, const T* q, const Joining<T>& joining, int column, T* out) {
   constexpr int L = LANES<T>;
-  Vec<T> even[V], odd[V];
+  Vec<T> value[V], total[V];
 #pragma GCC unroll 8
-  for (int i = 0; i < V; i++) even[i] = odd[i] = Vec<T>{};
-  int r = 0;
-  for (; r + 2 <= count; r += 2, rows += 2 * pitch) {
-    const Vec<T> a = broadcast(q[r]), b = broadcast(q[r + 1]);
+  for (int i = 0; i < V; i++) value[i] = Joins ? load(joining.u + column + i * L) : Vec<T>{}, total[i] = Vec<T>{};
+  for (int r = 0; r < count; r++, rows += pitch) {
+    const Vec<T> by = broadcast(q[r]), k = broadcast(Joins ? joining.k[r] : (T)0);
 #pragma GCC unroll 8
     for (int i = 0; i < V; i++) {
-      even[i] += a * load(rows + i * L);
-      odd[i] += b * load(rows + pitch + i * L);
+      Vec<T> row = load(rows + i * L);
+      if (Joins) store(rows + i * L, row = row * joining.fade + k * value[i]);
+      total[i] += by * row;
     }
   }
-  if (r < count) {
-    const Vec<T> a = broadcast(q[r]);
 #pragma GCC unroll 8
-    for (int i = 0; i < V; i++) even[i] += a * load(rows + i * L);
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < V; i++) store(out + i * L, load(out + i * L) + (even[i] + odd[i]));
+  for (int i = 0; i < V; i++) store(out + i * L, load(out + i * L) + total[i]);
 }
-
-template <class T>
-void read_rows(const T* rows, int columns, int count, const T* q, T* out) {
+template <class T, bool Joins>
+void read_rows(T* rows, int columns, int count, const T* q, const Joining<T>& joining, T* out) {
   constexpr int L = LANES<T>;
   int j = 0;
-  for (; j + 4 * L <= columns; j += 4 * L) read_columns<T, 4>(rows + j, columns, count, q, out + j);
-  for (; j + L <= columns; j += L) read_columns<T, 1>(rows + j, columns, count, q, out + j);
-  if (j == columns) return;
-  if (columns < L) {
-    for (; j < columns; j++) {
-      T total = 0;
-      for (int r = 0; r < count; r++) total += q[r] * rows[(int64_t)r * columns + j];
-      out[j] += total;
+  for (; j + 4 * L <= columns; j += 4 * L) read_columns<T, 4, Joins>(rows + j, columns, count, q, joining, j, out + j);
+  for (; j + L <= columns; j += L) read_columns<T, 1, Joins>(rows + j, columns, count, q, joining, j, out + j);
+  for (; j < columns; j++) {
+    T total = 0;
+    for (int r = 0; r < count; r++) {
+      T& row = rows[(int64_t)r * columns + j];
+      if (Joins) row = row * joining.fade + joining.k[r] * joining.u[j];
+      total += q[r] * row;
     }
-    return;
+    out[j] += total;
   }
-  // The last columns as a vector that ends with them; of its lanes only theirs count.
-  T last[L] = {};
-  read_columns<T, 1>(rows + columns - L, columns, count, q, last);
-  for (; j < columns; j++) out[j] += last[j - (columns - L)];
 }
 
 // f(s) = sum of s^l / l! of one number.

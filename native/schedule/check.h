@@ -40,7 +40,8 @@ inline int check(const FmStep& c) {
   if (const int status = check_numbers(c.type, c.head_dim, c.value_dim)) return status;
   if (const int status = check_tensors({&c.q, &c.k, &c.v, &c.o})) return status;
   if (c.normalize < FM_AS_IT_IS || c.normalize > FM_RMS) return FM_BAD_NORMALIZE;
-  if (c.recent_count < 0 || c.recent_count >= c.recent_capacity || !c.recent_k || !c.recent_u) return FM_BAD_CHUNK;
+  if (c.recent_count < 0 || c.recent_count - !!c.fold >= c.recent_capacity || !c.recent_k || !c.recent_u) return FM_BAD_CHUNK;
+  if (c.fold && (!c.total || c.recent_count == 0)) return FM_BAD_CHUNK;
   if (!c.log_decay != !c.recent_decay) return FM_BAD_DECAY;
   return check_form(c.total ? FM_FACTORIZED : FM_DENSE, c.order);
 }

@@ -1,4 +1,5 @@
 // One step of decoding for every head: the new token joins the recent ones, and its query reads the sum and sees all of those.
+// Where there is no room for it, the oldest recent token joins the sum in the same pass that reads it.
 #pragma once
 #include "forms/decay.h"
 #include "forms/step.h"
@@ -26,9 +27,8 @@ class Step {
     Workspace shared;
     if (!shared.allocate_zeros([&] { sums = shared.take<T>(heads * parts * groups * pitch); })) return FM_NO_MEMORY;
     if (!run_parallel(pool, heads * parts, ReadPart{*this})) return FM_NO_MEMORY;
-    for (int64_t i = 0; i < heads; i++)
-      for (int64_t g = 0; g < groups; g++) store_output(i, g);
-    return FM_OK;
+    // the recent tokens change only when nobody reads the sum any more
+    return parts == 1 || run_parallel(pool, heads, SeeRecent{*this}) ? FM_OK : FM_NO_MEMORY;
   }
 
  private:
@@ -38,38 +38,44 @@ class Step {
   const int64_t heads, groups, features, pitch, parts;
   T* sums = nullptr;  // [heads][parts][groups][pitch]
 
-  // Some rows of a head's sum; the first part of a head also has its recent tokens.
-  struct ReadPart {
-    struct Worker {
-      const Step& step;
-      T *q, *phi, *fading;
-      Workspace workspace;
+  struct Worker {
+    const Step& step;
+    T *q, *phi, *joining, *fading;
+    Workspace workspace;
 
-      explicit Worker(const ReadPart& task) : step(task.step) {}
-      bool allocate() {
-        return workspace.allocate([&] {
-          q = workspace.take<T>(step.groups * step.dim), phi = workspace.take<T>(step.groups * step.features);
-          fading = workspace.take<T>(step.call.recent_count + 1);
-        });
-      }
-    };
+    template <class Task>
+    explicit Worker(const Task& task) : step(task.step) {}
+    bool allocate() {
+      return workspace.allocate([&] {
+        q = workspace.take<T>(step.groups * step.dim), phi = workspace.take<T>(step.groups * step.features);
+        joining = workspace.take<T>(step.call.fold ? step.features : 0);
+        fading = workspace.take<T>(step.call.recent_count + 1);
+      });
+    }
+  };
+  // Some rows of a head's sum; all there is to do where that is all of them.
+  struct ReadPart {
+    using Worker = Step::Worker;
     const Step& step;
 
     void run(Worker& worker, int64_t item) const {
       const int64_t i = item / step.parts, part = item % step.parts;
-      T* out = step.sums + item * step.groups * step.pitch;
-      step.load_queries(worker, i);
-      step.read_sum(worker, i, step.features * part / step.parts, step.features * (part + 1) / step.parts, out);
-      if (step.call.log_decay) {
-        const T fade = step.load_fading(worker, i);
-        for (int64_t g = 0; g < step.groups; g++) multiply_row(out + g * step.pitch, fade, step.columns);
-      }
-      if (part != 0) return;
-      step.keep_token(i);
-      step.see_recent(worker, i, out);
+      step.load_queries(worker, i, true);
+      step.read_sum(worker, i, step.features * part / step.parts, step.features * (part + 1) / step.parts,
+                    step.sums + item * step.groups * step.pitch);
+      if (step.parts == 1) step.see_and_store(worker, i);
     }
   };
-  using Worker = typename ReadPart::Worker;
+  // The recent tokens of a head whose sum was read in parts.
+  struct SeeRecent {
+    using Worker = Step::Worker;
+    const Step& step;
+
+    void run(Worker& worker, int64_t i) const {
+      step.load_queries(worker, i, false);
+      step.see_and_store(worker, i);
+    }
+  };
 
   int64_t batch_of(int64_t i) const { return i / call.key_heads; }
   int64_t head_of(int64_t i) const { return i % call.key_heads; }
@@ -83,27 +89,56 @@ class Step {
     T rstd;
     load_normalized(call.normalize, t.data, t.type, at(t, b, h, 0), 0, 1, dim, x, dim, (T)call.eps, (T)1, &rstd);
   }
-  void load_queries(Worker& worker, int64_t i) const {
+  void load_queries(Worker& worker, int64_t i, bool with_features) const {
     for (int64_t g = 0; g < groups; g++) {
       const int64_t head = head_of(i) * groups + g;
       T* q = worker.q + g * dim;
       load_vector(call.q, batch_of(i), head, q);
       multiply_row(q, (T)(call.head_scale ? call.scale * call.head_scale[head] : call.scale), dim);
-      if (features) public_features(q, dim, (int)call.order, worker.phi + g * features);
+      if (with_features && features) public_features(q, dim, (int)call.order, worker.phi + g * features);
     }
   }
   // Few rows at a time, so that all columns and all query heads find them in the first-level cache.
-  void read_sum(const Worker& worker, int64_t i, int64_t begin, int64_t end, T* out) const {
+  void read_sum(Worker& worker, int64_t i, int64_t begin, int64_t end, T* out) const {
     constexpr int64_t ROWS_AT_ONCE = 16;
-    const T* total = (const T*)call.total + i * features * columns;
-    for (int64_t a = begin; a < end; a += ROWS_AT_ONCE)
-      for (int64_t g = 0; g < groups; g++)
-        read_rows(total + a * columns, columns, (int)min(ROWS_AT_ONCE, end - a), worker.phi + g * features + a,
-                  out + g * pitch);
+    T* total = (T*)call.total + i * features * columns;
+    if (call.fold && features) public_features(recent_k(i), dim, (int)call.order, worker.joining);
+    const T fade = call.fold && call.log_decay ? exp_of_negative<T>((double)recent_decay(i)[0]) : 1;
+    for (int64_t a = begin; a < end; a += ROWS_AT_ONCE) {
+      const int count = (int)min(ROWS_AT_ONCE, end - a);
+      const Joining<T> joining{worker.joining + a, recent_u(i), fade};
+      for (int64_t g = 0; g < groups; g++) {
+        const T* phi = worker.phi + g * features + a;
+        if (call.fold && g == 0)
+          read_rows<T, true>(total + a * columns, columns, count, phi, joining, out);
+        else
+          read_rows<T, false>(total + a * columns, columns, count, phi, joining, out + g * pitch);
+      }
+    }
+  }
+  void see_and_store(Worker& worker, int64_t i) const {
+    T* out = sums + i * parts * groups * pitch;
+    for (int64_t part = 1; part < parts; part++)
+      for (int64_t e = 0; e < groups * pitch; e++) out[e] += out[part * groups * pitch + e];
+    if (call.fold) drop_oldest(i);
+    if (call.log_decay) {
+      const T fade = load_fading(worker, i);
+      for (int64_t g = 0; g < groups; g++) multiply_row(out + g * pitch, fade, columns);
+    }
+    keep_token(i);
+    see_recent(worker, i, out);
+    for (int64_t g = 0; g < groups; g++) store_output(i, g, out + g * pitch);
+  }
+  // Of recent tokens before the new one.
+  int64_t kept() const { return call.recent_count - (call.fold ? 1 : 0); }
+  void drop_oldest(int64_t i) const {
+    memmove(recent_k(i), recent_k(i) + dim, kept() * dim * sizeof(T));
+    memmove(recent_u(i), recent_u(i) + columns, kept() * columns * sizeof(T));
+    if (call.log_decay) memmove(recent_decay(i), recent_decay(i) + 1, kept() * sizeof(T));
   }
   // What each recent token has faded by at the new one, which comes last; returns what the sum has faded by.
   T load_fading(Worker& worker, int64_t i) const {
-    const int count = (int)call.recent_count;
+    const int count = (int)kept();
     double since = 0;
     worker.fading[count] = 0;
     for (int n = count; n-- > 0;) {
@@ -114,7 +149,7 @@ class Step {
     return exp_of_negative<T>(since + (count ? (double)recent_decay(i)[0] : (double)new_decay(i)));
   }
   void keep_token(int64_t i) const {
-    const int64_t n = call.recent_count;
+    const int64_t n = kept();
     T *k = recent_k(i) + n * dim, *u = recent_u(i) + n * columns;
     if (call.log_decay) recent_decay(i)[n] = new_decay(i);
     if (!counts(i)) {
@@ -128,7 +163,7 @@ class Step {
   }
   void see_recent(const Worker& worker, int64_t i, T* out) const {
     const T *k = recent_k(i), *u = recent_u(i);
-    for (int64_t n = 0; n <= call.recent_count; n++, k += dim, u += columns)
+    for (int64_t n = 0; n <= kept(); n++, k += dim, u += columns)
       for (int64_t g = 0; g < groups; g++) {
         T weight = similarity_of_one(dot(worker.q + g * dim, k, dim), (int)call.order);
         if (call.log_decay) weight *= worker.fading[n];
@@ -136,10 +171,7 @@ class Step {
         for (int j = 0; j < columns; j++) sum[j] += weight * u[j];
       }
   }
-  void store_output(int64_t i, int64_t g) const {
-    T* total = sums + (i * parts * groups + g) * pitch;
-    for (int64_t part = 1; part < parts; part++)
-      for (int j = 0; j < columns; j++) total[j] += total[part * groups * pitch + j];
+  void store_output(int64_t i, int64_t g, T* total) const {
     const T denominator = total[columns - 1], inverse = denominator == 0 ? 0 : 1 / denominator;
     for (int j = 0; j < columns - 1; j++) total[j] *= inverse;
     store_row(total, columns - 1, call.o.data, call.o.type, at(call.o, batch_of(i), head_of(i) * groups + g, 0));

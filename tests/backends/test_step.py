@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastmax import backends, fastmax_attention
 from fastmax.backends import native
+from fastmax.features import feature_count
 from fastmax.state import decode
 from tests.backends.conformance import threads
 from tests.support import assert_within_budget, randn
@@ -90,6 +91,41 @@ def test_a_step_is_its_definition(
             found = decoded(backends.load(name).step, tensors, tokens, sums, **options, **own)  # type: ignore[attr-defined]
         for actual, oracle, dense in zip(found, exact, same, strict=True):
             assert_within_budget(actual, oracle, dense)
+
+
+@pytest.mark.parametrize(("name", "level"), steppers())
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    ("order", "dim", "value_dim", "groups", "decays"), [(2, 64, 64, 1, False), (1, 19, 37, 3, True)]
+)
+def test_the_oldest_token_joins_the_sum_where_there_is_no_room(
+    name: str, level: str | None, dtype: torch.dtype, order: int, dim: int, value_dim: int, groups: int, decays: bool
+) -> None:
+    own = {} if level is None else {"level": level}
+    options: dict[str, Any] = {
+        "order": order,
+        "scale": 1 / dim,
+        "head_scale": None,
+        "normalize": "rms",
+        "key_mask": None,
+    }
+    q, k, v = (randn(2, h, n, dtype=dtype) for h, n in ((2 * groups, dim), (2, dim), (2, value_dim)))
+    held = [
+        randn(2, 2, feature_count(dim, order), value_dim + 1, dtype=dtype).abs(),
+        randn(2, 2, 5, dim, dtype=dtype) / dim,
+    ]
+    held += [randn(2, 2, 5, value_dim + 1, dtype=dtype).abs(), -torch.rand(2, 2, 5, dtype=dtype)]
+    fused = backends.load(name).step  # type: ignore[attr-defined]
+    results = []
+    for step, kind, more in ((decode.step, torch.float64, {}), (decode.step, dtype, {}), (fused, dtype, own)):
+        total, keys, values, faded = (x.to(kind, copy=True) for x in held)
+        decay = faded[:, :, 2].contiguous() if decays else None
+        tokens = [x.to(kind) for x in (q, k, v)]
+        recent_decay = faded if decays else None
+        o = step(*tokens, total, keys, values, recent_decay, 5, log_decay=decay, fold=True, **options, **more)
+        results.append([o, total, keys, values, faded])
+    for exact, same, actual in zip(*results, strict=True):
+        assert_within_budget(actual, exact, same)
 
 
 @pytest.mark.skipif(not native.levels(), reason=native.describe())

@@ -81,6 +81,7 @@ def step(
     normalize: str,
     key_mask: Tensor | None,
     log_decay: Tensor | None,
+    fold: bool = False,
 ) -> Tensor:
     """Decode one token per sequence: keep its key and value in place, and return what its query gets, (B, Hq, Dv).
 
@@ -89,7 +90,7 @@ def step(
 
     Args:
         q, k, v: (B, Hq, D), (B, Hkv, D) and (B, Hkv, Dv), of any floating dtypes and strides.
-        total: the sum over older keys, (B, Hkv, F, Dv + 1), contiguous, only read; None if there is none.
+        total: the sum over older keys, (B, Hkv, F, Dv + 1), contiguous; only read, unless `fold`; None if there is none.
         recent_k: (B, Hkv, R, D), contiguous, in the dtype of the sums. k̂ is written at index `recent_count`.
         recent_u: (B, Hkv, R, Dv + 1), likewise. u = [v, 1] is written there.
         recent_decay: (B, Hkv, R), likewise. log_decay is written there. None if nothing ever decayed.
@@ -99,11 +100,20 @@ def step(
         normalize: "standardize", "rms" or "none".
         key_mask: (B, 1), bool: where it is False, k̂, u and log_decay are zeros, whatever k and v hold. Or None.
         log_decay: (B, Hkv), <= 0, in the dtype of the sums; None if and only if `recent_decay` is.
+        fold: the oldest recent token joins `total` in place first, the others move up, and the new one comes last.
 
     Returns:
         In the dtype of v.
     """
     dtype = recent_k.dtype
+    if fold:
+        assert total is not None
+        joining = monomials(recent_k[:, :, :1], order).mT @ recent_u[:, :, :1]
+        total.copy_((total if recent_decay is None else total * recent_decay[:, :, :1, None].exp()) + joining)
+        for x in (recent_k, recent_u, recent_decay):
+            if x is not None:
+                x[:, :, : recent_count - 1] = x[:, :, 1:recent_count].clone()
+        recent_count -= 1
     decay = None if log_decay is None else log_decay.unsqueeze(2)
     if decay is not None and key_mask is not None:
         decay = torch.where(key_mask.unsqueeze(1), decay, 0)

@@ -37,6 +37,7 @@ class Memory:
     )  # over the older keys, faded up to the last of them, never written to; None while there are none
     _sum_decay: Tensor | None  # (B, Hkv): the total of their log_decay; None for zeros
     _recent: Recent
+    _owned = False  # whether nobody else can see `_sum`, so that steps may change it in place
     _checked: Any = None  # what the tokens of the last step were like
     _stepper: Callable[..., Tensor] | None = None  # what decodes a token in place
     _room: Recent | None  # buffers that `_recent` is the beginning of, and that nobody else sees
@@ -187,7 +188,7 @@ class Memory:
         If somebody watches it, they may be kept, by a graph for example: then no step will write beside them.
         """
         if not self._unwatched(*others):
-            self._room = None
+            self._room, self._owned = None, False
         return self._recent
 
     def _unwatched(self, *others: Tensor | None) -> bool:
@@ -204,7 +205,13 @@ class Memory:
         room = self._with_room(decaying=log_decay is not None)
         if room.decays is not None and log_decay is None:
             log_decay = room.decays.new_zeros(self.batch, self.num_kv_heads, 1)
-        count = self._recent.length
+        count, fold = self._recent.length, self._recent.length == self._capacity
+        if fold:
+            assert self._sum is not None
+            if not self._owned or self._sum.is_inference() != torch.is_inference_mode_enabled():
+                self._sum, self._owned = self._sum.clone(), True
+        if fold and room.decays is not None and self._sum_decay is not None:
+            self._sum_decay = self._sum_decay + room.decays[:, :, 0]
         if self._stepper is None:
             self._stepper = decode.best_step(query.device, self.order, self.head_dim, self.value_dim)
         o = self._stepper(
@@ -222,11 +229,12 @@ class Memory:
             normalize=normalization(self.normalize),
             key_mask=key_mask,
             log_decay=None if log_decay is None else log_decay.squeeze(2),
+            fold=fold,
         )
         if not room.keys.is_inference():  # those have no version
-            written = (room.keys, room.values) if room.decays is None else (room.keys, room.values, room.decays)
-            torch.autograd.graph.increment_version(written)
-        masked, stop = self._recent.masked or key_mask is not None, count + 1
+            written = (room.keys, room.values, room.decays, self._sum if fold else None)
+            torch.autograd.graph.increment_version([x for x in written if x is not None])
+        masked, stop = self._recent.masked or key_mask is not None, count + (not fold)
         decays = None if room.decays is None else room.decays.narrow(2, 0, stop)
         self._recent = Recent(room.keys.narrow(2, 0, stop), room.values.narrow(2, 0, stop), decays, masked)
         return o.unsqueeze(2)
@@ -237,10 +245,12 @@ class Memory:
         if decaying and recent.decays is None:
             recent = recent._replace(decays=recent.all_decays())
             self._room = None
-        if recent.length == size:
+        # a sum that is there takes the oldest token in the step itself
+        ready = self._sum is not None and self.order <= 2 and (recent.decays is None or self._sum_decay is not None)
+        if recent.length == size and not ready:
             older, recent = recent.split(size + 1 - size // 2)
             self._sum, self._sum_decay = self._folded(older), self._decay_with(older)
-            self._room = None
+            self._room, self._owned = None, False
         # what inference mode made is not to be written to outside of it
         usable = self._room is not None and (not self._room.keys.is_inference() or torch.is_inference_mode_enabled())
         if self._room is None or not usable:

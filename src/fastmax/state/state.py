@@ -296,7 +296,8 @@ class FastmaxState(Memory):
             raise ValueError(f"{path} does not hold a FastmaxState: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copy.deepcopy: without spare room."""
+        """For pickle and copies: without spare room. A shallow one shares the sum, so neither may change it in place."""
+        self._owned = False
         return {**self.__dict__, "_recent": self._recent.copy(), "_room": None, "_stepper": None}
 
     def __repr__(self) -> str:
@@ -330,7 +331,7 @@ class FastmaxState(Memory):
 
     def _go_on(self, parts: Parts, tokens: Tensor) -> None:
         self._sum, self._sum_decay, self._recent = parts
-        self._room, self.tokens = None, tokens
+        self._room, self._owned, self.tokens = None, False, tokens
 
 
 def _nothing(

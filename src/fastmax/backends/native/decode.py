@@ -30,6 +30,7 @@ def step(
     normalize: str,
     key_mask: Tensor | None,
     log_decay: Tensor | None,
+    fold: bool = False,
     level: str | None = None,
 ) -> Tensor:
     """As `fastmax.state.decode.step` says; `level` forces an instruction set."""
@@ -42,7 +43,7 @@ def step(
     decay = None if log_decay is None else log_decay.contiguous()
     call = abi.STEP.pack(
         abi.TYPES[recent_k.dtype], batch, query_heads, key_heads, head_dim, value_dim, order, abi.NORMALIZATIONS[normalize],
-        recent_count, recent_k.shape[2], scale, EPS, *_token(q), *_token(k), *_token(v), *_token(o),
+        recent_count, recent_k.shape[2], fold, scale, EPS, *_token(q), *_token(k), *_token(v), *_token(o),
         0 if mask is None else mask.data_ptr(), 0 if scales is None else scales.data_ptr(),
         0 if total is None else total.data_ptr(), recent_k.data_ptr(), recent_u.data_ptr(),
         0 if recent_decay is None else recent_decay.data_ptr(), 0 if decay is None else decay.data_ptr(),
