@@ -56,7 +56,8 @@ class Fused:
         assert total is None or total.is_contiguous()
         assert recent_k.is_contiguous()
         assert recent_u.is_contiguous()
-        assert recent_k.shape[2] == recent_u.shape[2] > count
+        assert recent_k.shape[2] == recent_u.shape[2] > count - options["fold"]
+        assert not options["fold"] or (total is not None and count == recent_k.shape[2])
         assert (recent_decay is None) == (options["log_decay"] is None)
         if recent_decay is not None:
             assert recent_decay.is_contiguous()
