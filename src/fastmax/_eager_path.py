@@ -1,7 +1,7 @@
 """Calls that nobody but autograd watches: straight to a backend, and remembered.
 
 The dispatcher, and asking in Python what every argument is, takes longer than a short attention. The answers depend on the
-options, shapes, strides and dtypes of a call alone, if it has nothing but queries, keys and values: equal keys, equal
+options, shapes, strides and dtypes of a call alone, if it has nothing but queries, keys, values and decays: equal keys, equal
 answers. A backend that offers `prepare` turns such a call into one that only waits for data.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastmax import ops
+from fastmax import ops, validation
 from fastmax._torch_private import AUTOGRAD, NOBODY, watchers
 from fastmax.backends import Backend, Prepared, resolve
 from fastmax.call import Call, InputGrads, Options
@@ -26,24 +26,38 @@ _prepared: dict[Any, Prepared] = {}
 _NOTHING = torch.empty(0)
 
 
-def known(query: Tensor, key: Tensor, value: Tensor, options: Options, watch: int) -> tuple[Any, Prepared | None]:
+def known(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, options: Options, watch: int
+) -> tuple[Any, Prepared | None]:
     """What such a call is remembered by, and what is known of it. None where there is more to it, or an unusual type."""
     if options.dropout_p or options.return_state or tuple(map(type, options)) not in _PLAIN:
         return None, None
     if watch > AUTOGRAD or torch.is_autocast_enabled("cpu"):
         return None, None
-    found = (
+    found: Any = (
         options, query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype,
         value.shape, value.stride(), value.dtype,
     )  # fmt: skip
+    if log_decay is not None:
+        # as a call has it when it is bound; o keeps its dtype
+        usual = options.is_causal and log_decay.dtype == query.dtype == key.dtype == value.dtype and key.dim() == 4
+        if not usual or log_decay.shape != key.shape[:3] or log_decay.dtype not in (torch.float32, torch.float64):
+            return None, None
+        found = (*found, log_decay.stride())
     return found, _prepared.get(found)
 
 
-def again(prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, watch: int) -> Tensor:
+def again(
+    prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, watch: int
+) -> Tensor:
     """The output of a call like one before."""
+    if log_decay is not None and log_decay.numel():
+        lowest, highest = torch.aminmax(log_decay.detach())
+        if not (highest <= 0 and lowest > -torch.inf):  # not a number either
+            validation.decay_values(log_decay)
     if watch == NOBODY:
-        return prepared.forward(query, key, value)
-    return _Again.apply(prepared, query, key, value)  # type: ignore[no-untyped-call, no-any-return]
+        return prepared.forward(query, key, value, log_decay)
+    return _Again.apply(prepared, query, key, value, log_decay)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def attend(call: Call, watch: int, key: Any = None, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,7 +71,7 @@ def attend(call: Call, watch: int, key: Any = None, plan: Plan = RULE) -> tuple[
         if len(_prepared) >= MOST:
             _prepared.clear()
         _prepared[key] = prepared
-        o = again(prepared, call.q, call.k, call.v, watch)
+        o = again(prepared, call.q, call.k, call.v, call.log_decay, watch)
         return o, _NOTHING, _NOTHING
     if watch == NOBODY:
         return backend.forward(call, plan)
@@ -98,20 +112,21 @@ class _Again(torch.autograd.Function):
     """The same for a prepared call."""
 
     @staticmethod
-    def forward(ctx: Any, prepared: Prepared, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        o, g = prepared.forward_for_grads(q, k, v)
+    def forward(ctx: Any, prepared: Prepared, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Any:
+        o, g = prepared.forward_for_grads(q, k, v, log_decay)
         ctx.prepared = prepared
-        ctx.save_for_backward(q, k, v, o, g)
+        ctx.save_for_backward(q, k, v, log_decay, o, g)
         return o
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        q, k, v, o, g = ctx.saved_tensors
+        q, k, v, log_decay, o, g = ctx.saved_tensors
         if _watched(grads):
-            call = ctx.prepared.call(q, k, v)
-            found: Any = ops.backward(o, g, None, grads[0], None, None, *call.flatten())[:3]
+            call = ctx.prepared.call(q, k, v, log_decay)
+            all_of_them = InputGrads(*ops.backward(o, g, None, grads[0], None, None, *call.flatten()))
+            found: Any = *all_of_them[:3], None if log_decay is None else all_of_them.log_decay
         else:
-            found = ctx.prepared.backward(q, k, v, o, g, grads[0])
+            found = ctx.prepared.backward(q, k, v, log_decay, o, g, grads[0])
         return None, *found
 
 

@@ -222,10 +222,10 @@ def _attend(
     """Both public functions, on (..., heads, N, D). A plan other than the rule's is for calls that nobody watches."""
     more = [x for x in (attn_mask, scale, log_decay, initial_state) if x is not None and x is not options.scale]
     watch = watchers((query, key, value, *more, *(cu_seqlens or ())))  # type: ignore[arg-type]
-    plain = not more and cu_seqlens is None and plan is RULE
-    again, prepared = _eager_path.known(query, key, value, options, watch) if plain else (None, None)
+    plain = (not more or (len(more) == 1 and more[0] is log_decay)) and cu_seqlens is None and plan is RULE
+    again, prepared = _eager_path.known(query, key, value, log_decay, options, watch) if plain else (None, None)
     if prepared is not None:
-        return _eager_path.again(prepared, query, key, value, watch)
+        return _eager_path.again(prepared, query, key, value, log_decay, watch)
     sequences = None if cu_seqlens is None else cu_seqlens[1].shape[0] - 1
     lead = validation.attention(query, key, value, attn_mask, scale, log_decay, initial_state, options, sequences)
     number = options.scale
@@ -246,6 +246,8 @@ def _attend(
         lead,
     )
     if call.q is not query or call.k is not key or call.v is not value:
+        again = None
+    if log_decay is not None and call.log_decay is not None and call.log_decay.stride() != log_decay.stride():
         again = None
     if watch <= AUTOGRAD:
         attend = partial(_eager_path.attend, watch=watch, key=again, plan=plan)

@@ -4,7 +4,7 @@ A backend is a module with `describe() -> str` (for people: what it is, or why i
 None` (why it cannot run it, or None), `forward(call, plan) -> (o, g, state_out)` and `backward(call, plan, o, g, grads) ->
 InputGrads`. It may fuse the normalization and the division; it defines no semantics. Backends do not import one another.
 
-It may have `prepare(call) -> Prepared | None`, a call of queries, keys and values that only waits for data, and
+It may have `prepare(call) -> Prepared | None`, a call of queries, keys, values and decays that only waits for data, and
 `step(...)`, one token of decoding (state/ says what it takes).
 """
 
@@ -34,14 +34,14 @@ class Backend(Protocol):
 class Prepared(Protocol):
     """For tensors of the very shapes, strides and dtypes that it was made for."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor: ...
 
-    def forward_for_grads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_for_grads(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
         """o and g."""
 
     def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, g: Tensor, do: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, o: Tensor, g: Tensor, do: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]: ...
 
 
 @cache

@@ -90,7 +90,7 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
 
 def prepare(call: Call) -> Prepared | None:
     """For any q, k and v with the shapes and strides of these; None where a call has more to it than they."""
-    plain = call.key_mask is call.head_scale is call.state_in is call.cu_seqlens_q is call.log_decay is None
+    plain = call.key_mask is call.head_scale is call.state_in is call.cu_seqlens_q is None
     if not plain or call.options.return_state:
         return None
     for x in (call.q, call.k, call.v):

@@ -36,7 +36,7 @@ class PackedCall:
         )  # fmt: skip
         self.tensors = (
             *self.tensor(call.q), *self.tensor(call.k), *self.tensor(call.v), *self.tensor(o), *self.tensor(g),
-            *self.tensor(call.log_decay),
+            *(abi.NO_TENSOR if call.log_decay is None else self.tensor(call.log_decay)),
         )  # fmt: skip
         self.state_in = 0 if call.state_in is None else self.pointer(call.state_in)
         if call.key_mask is not None:
