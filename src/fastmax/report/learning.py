@@ -43,7 +43,8 @@ def recall(results: list[dict[str, Any]]) -> str:
         run = result["run"]
         gated = run["attention"].endswith("gated")
         memory = f", m = {run['memory'][0]:g} to {run['memory'][1]:g}" if gated else ""
-        what = f"{run['pairs']} pair{'s' if run['pairs'] != 1 else ''}" + (f", {run['filler']} tokens of filler" if run["filler"] else "")
+        what = "1 pair" if run["pairs"] == 1 else f"{run['pairs']} pairs"
+        what += f", {run['filler']} tokens of filler" if run["filler"] else ""
         reach = (
             "" if result["reach"] is None else "; ".join(" ".join(f"{x:g}" for x in layer) for layer in result["reach"])
         )
