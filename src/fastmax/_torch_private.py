@@ -76,3 +76,10 @@ def parallel_for() -> int | None:
         return None
     function.argtypes, function.restype = [c_int64, c_int64, c_int64, body, c_void_p], c_int32
     return ctypes.cast(function, c_void_p).value
+
+
+def assert_later(condition: Tensor, message: str) -> None:
+    """For compiled code, where a branch on data would break the graph; without it the condition goes unchecked there."""
+    check = _symbol("_assert_async")
+    if check is not None:
+        check(condition, message)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from fastmax._torch_private import assert_later
+
 _EXPECTED = (
     "attn_mask must be causal (query i sees the keys j <= i), hide whole keys from every query, or both, "
     "for Fastmax attention is one sum over keys"
@@ -81,7 +83,7 @@ def _allowed(mask: Tensor, name: str, *, may_assert_later: bool = False) -> Tens
         "could be added"
     )
     if may_assert_later and torch.compiler.is_compiling():
-        torch._assert_async(known, message)  # a branch on data would break the graph
+        assert_later(known, message)  # a branch on data would break the graph
     elif not bool(known):
         other = mask[~allowed & (mask > torch.finfo(mask.dtype).min) | mask.isnan()]
         raise ValueError(f"{message}; got {other[0].item()}")
