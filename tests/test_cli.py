@@ -394,3 +394,14 @@ def test_the_module_runs_as_a_command(module: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "info"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "backend chunked" in done.stdout
+
+
+@needs_kernel
+def test_bench_decay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fastmax.bench import decay
+
+    monkeypatch.setattr(decay, "CELLS", [(64, 8)])
+    monkeypatch.setattr(decay, "STEP", (2, 8))
+    assert cli.main(["bench", "decay", "--quick", "--out", str(tmp_path / "decay.json")]) == 0
+    assert "a decoding step, 2 heads of 8" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "decay.json").read_text())["cells"]) == 2

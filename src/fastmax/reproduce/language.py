@@ -41,7 +41,7 @@ def language(run: LanguageRun, train_text: Tensor, val_text: Tensor, vocabulary:
         return _loss(model(_windows(train_text, starts, run.tokens)[:, :-1]), _windows(train_text, starts, run.tokens))
 
     result = train(
-        model, model.parameter_groups(0.1), loss_of, lr=run.lr, steps=run.steps, warmup=run.steps // 10
+        model, model.parameter_groups(0.1), loss_of, lr=run.lr, steps=run.steps, warmup=max(1, run.steps // 10)
     )  # fmt: skip
     starts = torch.linspace(0, len(val_text) - run.tokens - 2, VALIDATION // run.tokens).long()
     model.eval()
