@@ -51,7 +51,8 @@ def test_questions_of_recall_have_their_answers() -> None:
 
 
 def test_a_queue_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    path, runs, measured = tmp_path / "a" / "runs.jsonl", [RecallRun("softmax", seed=seed) for seed in range(3)], []
+    path, runs = tmp_path / "a" / "runs.jsonl", [RecallRun("softmax", seed=seed) for seed in range(3)]
+    measured: list[int] = []
 
     def measure(run: RecallRun) -> dict[str, Any]:
         if len(measured) == 2:

@@ -132,8 +132,9 @@ class FastmaxState(Memory):
         like = (
             query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, query.device, key.device, value.device,
             self._recent.keys.shape[0], id(self.scale),
+            None if log_decay is None else (log_decay.shape, log_decay.dtype, log_decay.device),
         )  # fmt: skip
-        if key_mask is not None or log_decay is not None or like != self._checked:
+        if key_mask is not None or like != self._checked:
             checks.keys(key, value, key_mask, log_decay, self._recent)
             checks.queries(query, key.shape[2], self._recent, self.scale)
             self._checked = like  # what was checked for these tokens holds for others like them
