@@ -303,7 +303,11 @@ def test_a_terminated_run_ends_in_order(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_is_quiet(tmp_path: Path) -> None:
-    process = command("train", "--task", "text", "--out", str(tmp_path / "run"), "--data", str(tmp_path), *OPTIONS)
+    # so many steps that it cannot end by itself meanwhile
+    long = ("--steps", "100000", "--eval-every", "100000")
+    process = command(
+        "train", "--task", "text", "--out", str(tmp_path / "run"), "--data", str(tmp_path), *OPTIONS, *long
+    )
     while process.poll() is None and _lines(tmp_path / "run") < 3:
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)
