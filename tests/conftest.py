@@ -16,6 +16,19 @@ settings.load_profile("fastmax")
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--interpreted", action="store_true", help="the whole conformance suite in Triton's interpreter: slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What the interpreter would take too long for is left out, unless it is asked for."""
+    if config.getoption("--interpreted"):
+        return
+    slow = [item for item in items if item.get_closest_marker("interpreted")]
+    items[:] = [item for item in items if item not in slow]
+    config.hook.pytest_deselected(items=slow)
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
