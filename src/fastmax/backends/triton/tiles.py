@@ -49,8 +49,7 @@ def padded(channels: int) -> int:
 def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch.dtype) -> Tiles:
     """Of an architecture such as "sm_80" or "gfx942", for padded dimensions and the dtype of the products."""
     width = max(head_dim, value_dim)
-    half = dtype == torch.bfloat16
-    large = width >= 64
+    large, amd = width >= 64, arch.startswith("gfx")
     found = Tiles(
         chunk=128 if order == 1 else 256 if width <= 32 else 512 if width == 64 else 2048,
         block=32 if head_dim >= 64 else 16,
@@ -58,7 +57,13 @@ def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch
         warps=8 if large else 4,
         vjp_warps=8 if large else 4,
     )
-    return found if half else replace(found, sums=4, tokens=32, rows=64, columns=32, vjp_rows=32, vjp_columns=32)
+    if width in (32, 128) or (amd and large):  # else registers would be spilled
+        found = replace(found, vjp_rows=64, vjp_columns=32)
+    if amd and width == 128:  # which has 64 KB of shared memory
+        found = replace(found, rows=64, columns=32, sums=2, stages=1, vjp_rows=32, vjp_stages=1)
+    if dtype != torch.bfloat16:  # of fp32, products of which are three
+        found = replace(found, sums=min(4, found.sums), tokens=32, rows=64, columns=32, vjp_rows=32, vjp_columns=32)
+    return found
 
 
 def planned(tiles: Tiles, plan: Plan) -> Tiles:

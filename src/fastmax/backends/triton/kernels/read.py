@@ -66,17 +66,20 @@ def read(X, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, V, MASK, 
             acc = tl.dot(xt, tl.load(state + P * B * B * DV + od[:, None] * DV + ov[None, :]), input_precision=PRECISION)
             acc = acc * f1[:, None] + f0[:, None] * tl.load(z + SQUARE + D + ov)[None, :]
             if FORWARD or DECAY:
-                zx = tl.zeros((BT, D), dtype=tl.float32)
+                g = f0 * tl.load(z + SQUARE + D + DV)
+                g += f1 * tl.sum(wide_x * tl.load(z + SQUARE + od)[None, :], 1)
                 if ORDER == 2:
-                    square = tl.load(z + od[:, None] * D + od[None, :])
-                    if DT == tl.float32:
-                        zx = tl.dot(xt, square, input_precision=PRECISION)
-                    else:
-                        high, low = split(square, DT)
-                        zx = tl.dot(xt, high, input_precision=PRECISION)
-                        zx = tl.dot(xt, low, zx, input_precision=PRECISION)
-                g = tl.sum(wide_x * (0.5 * zx + f1[:, None] * tl.load(z + SQUARE + od)[None, :]), 1)
-                g += f0 * tl.load(z + SQUARE + D + DV)
+                    ob = tl.arange(0, B)
+                    for block in range(0, NB):
+                        square = tl.load(z + od[:, None] * D + (block * B + ob)[None, :])
+                        if DT == tl.float32:
+                            zx = tl.dot(xt, square, input_precision=PRECISION)
+                        else:
+                            high, low = split(square, DT)
+                            zx = tl.dot(xt, high, input_precision=PRECISION)
+                            zx = tl.dot(xt, low, zx, input_precision=PRECISION)
+                        xb = tl.load(x + (block * B + ob)[None, :], mask=mt[:, None], other=0.0)
+                        g += 0.5 * tl.sum(xb.to(tl.float32) * zx, 1)
             if ORDER == 2:
                 ol, ou, rows = tl.arange(0, B), tl.arange(0, U), tl.arange(0, U * B)
                 I, J, m = 0, 0, 0

@@ -82,14 +82,18 @@ def read_vjp(X, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, HIGH, LOW,
                 near = 1.0 + tl.sum(xt.to(tl.float32) * centre, 1)
                 constant = near * constant + tl.sum(xt.to(tl.float32) * acc, 1)
                 acc = near[:, None] * acc + constant[:, None] * centre
-                square = tl.load(z + od[:, None] * D + od[None, :])
-                if DT == tl.float32:
-                    zx = tl.dot(xt, square, input_precision=PRECISION)
-                else:
-                    high, low = split(square, DT)
-                    zx = tl.dot(xt, high, input_precision=PRECISION)
-                    zx = tl.dot(xt, low, zx, input_precision=PRECISION)
-                acc += last[:, None] * zx
+                ob = tl.arange(0, B)
+                for block in range(0, NB):  # the denominator's part, of the high and low halves of both factors
+                    xb = tl.load(x + (block * B + ob)[None, :], mask=mt[:, None], other=0.0).to(tl.float32) * last[:, None]
+                    square = tl.load(z + (block * B + ob)[:, None] * D + od[None, :])
+                    if DT == tl.float32:
+                        acc = tl.dot(xb, square, acc, input_precision=PRECISION)
+                    else:
+                        x_high, x_low = split(xb, DT)
+                        high, low = split(square, DT)
+                        acc = tl.dot(x_high, high, acc, input_precision=PRECISION)
+                        acc = tl.dot(x_low, high, acc, input_precision=PRECISION)
+                        acc = tl.dot(x_high, low, acc, input_precision=PRECISION)
                 J = od // B
                 for m in range(0, DR):
                     I = m // B
