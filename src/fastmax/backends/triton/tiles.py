@@ -57,7 +57,7 @@ def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch
         warps=8 if large else 4,
         vjp_warps=8 if large else 4,
     )
-    if width in (32, 128) or (amd and large):  # else registers would be spilled
+    if width != 64 or amd:  # else registers would be spilled
         found = replace(found, vjp_rows=64, vjp_columns=32)
     if amd and width == 128:  # which has 64 KB of shared memory
         found = replace(found, rows=64, columns=32, sums=2, stages=1, vjp_rows=32, vjp_stages=1)
