@@ -58,7 +58,7 @@ class Interpreted:
         if error is not None:
             raise error
         for before, now in zip(arguments, after, strict=True):
-            if isinstance(before, Tensor) and not torch.equal(before, now) and not before.isnan().all():
+            if isinstance(before, Tensor) and not torch.equal(before, now):
                 before.copy_(now)
         return result
 
@@ -71,8 +71,14 @@ class Interpreted:
     def backward(self, call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads:
         return self(_backend().backward, call, plan, o, g, grads)
 
-    def step(self, *arguments: Any, **options: Any) -> Tensor:
-        return self(_backend().step, *arguments, **options)
+    def prepare_step(self, *prepared: Any, **options: Any) -> Callable[..., Tensor]:
+        """A step that is prepared there whenever it is taken."""
+        buffers = prepared[3:]
+
+        def step(q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor:
+            return self(stepped, q, k, v, *buffers, more, options)
+
+        return step
 
 
 @cache
@@ -85,6 +91,12 @@ def _backend() -> Any:
     from fastmax.backends import triton
 
     return triton
+
+
+def stepped(*arguments: Any) -> Tensor:
+    """In the other process: q, k, v, the buffers, what else a step is given, and the options."""
+    *tensors, more, options = arguments
+    return _backend().prepare_step(*tensors, **options)(*tensors[:3], *more)
 
 
 def _coverage_file() -> list[str]:

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastmax.backends import chunked
 from fastmax.call import OutputGrads
 from fastmax.plan import Plan
+from fastmax.state import decode
 from tests.backends.conformance import RefusedError, Variant, check, make, output_grads, run
-from tests.backends.interpreter import MISSING
-from tests.support import randn
+from tests.backends.interpreter import MISSING, interpreted
+from tests.support import assert_within_budget, randn
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
@@ -37,8 +39,6 @@ def earlier(states: int, heads: int, dim: int, value_dim: int, order: int = 2) -
     """A state of 40 keys that came before."""
     before = make(fp32(states, heads, 0, dim), fp32(states, heads, 40, dim), fp32(states, heads, 40, value_dim))
     before.options = before.options._replace(order=order, return_state=True)
-    from fastmax.backends import chunked
-
     return chunked.forward(before, Plan())[2]
 
 
@@ -176,3 +176,28 @@ def test_what_it_cannot_run() -> None:
     ):
         with pytest.raises(RefusedError if reason != "float64" else AssertionError, match=reason):
             run(HERE, call, output_grads(call), SMALL)
+
+
+@pytest.mark.parametrize(("order", "dim", "value_dim", "fold"), [(2, 9, 20, 2), (1, 16, 5, 0)])
+def test_steps_of_decoding(order: int, dim: int, value_dim: int, fold: int) -> None:
+    """Two tokens after four recent ones: a group of query heads, forgetting, a key that does not count, a sum in place."""
+    q, k, v = fp32(2, 2, 2, dim), fp32(2, 1, 2, dim), fp32(2, 1, 2, value_dim)
+    k[1, :, 0] = torch.nan
+    mask, decay, scales = torch.tensor([[True], [False]]), -torch.rand(2, 1, 2), torch.rand(2)
+    held = [earlier(2, 1, dim, value_dim, order), fp32(2, 1, 6, dim) / dim, fp32(2, 1, 6, value_dim + 1), -torch.rand(2, 1, 6)]
+    results = []
+    for prepare, kind in (
+        (decode.prepare_step, torch.float64),
+        (decode.prepare_step, torch.float32),
+        (interpreted().prepare_step, torch.float32),
+    ):
+        buffers = [x.to(kind, copy=True) for x in held]
+        tokens = [x.to(kind) for x in (q, k, v)]
+        step = prepare(*(x[:, :, :1] for x in tokens), *buffers, order=order, scale=1 / dim, normalize="rms")
+        outputs = []
+        for t, count in ((0, 4), (1, 5 - fold)):
+            now = [x[:, :, t : t + 1] for x in (*tokens, decay.to(kind))]
+            outputs.append(step(*now[:3], scales.to(kind), mask if t == 0 else None, now[3], count, fold if t == 0 else 0))
+        results.append([*outputs, *(x if i == 0 else x[:, :, : 6 - fold] for i, x in enumerate(buffers))])
+    for exact, same, actual in zip(*results, strict=True):
+        assert_within_budget(actual, exact, same)

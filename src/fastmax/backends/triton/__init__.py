@@ -4,13 +4,13 @@ from torch import Tensor
 
 from fastmax.backends.triton import both_passes, device, recorded
 from fastmax.backends.triton.cut import parts
+from fastmax.backends.triton.decode import MAX_DIM, can_step, prepare_step
 from fastmax.backends.triton.work import Work
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.plan import RULE, Plan, dense_is_hopeless
 
-__all__ = ["backward", "describe", "forward", "unsupported"]
+__all__ = ["backward", "can_step", "describe", "forward", "prepare_step", "unsupported"]
 
-MAX_DIM = 128
 
 
 def describe() -> str:
