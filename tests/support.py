@@ -17,9 +17,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float64, grad: bool = False) -
     return torch.randn(*shape, dtype=torch.float64).to(dtype).requires_grad_(grad)
 
 
-def assert_within_budget(
-    actual: Tensor, oracle: Tensor, dense: Tensor, precision: torch.dtype | None = None
-) -> None:
+def assert_within_budget(actual: Tensor, oracle: Tensor, dense: Tensor, precision: torch.dtype | None = None) -> None:
     """Against the fp64 oracle: at most twice the error of the dense form in the same precision, plus rounding.
 
     Rounding is that of a few operations on numbers of the size of the inputs, which are of order 1, or of the result. For

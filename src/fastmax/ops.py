@@ -95,7 +95,9 @@ def gradients(
         if call.cu_seqlens_k is None:
             share = per_state.unsqueeze(-1)
         else:
-            share = per_state.repeat_interleave(call.cu_seqlens_k.diff(), 0, output_size=call.k.shape[2]).mT.unsqueeze(0)
+            share = per_state.repeat_interleave(call.cu_seqlens_k.diff(), 0, output_size=call.k.shape[2]).mT.unsqueeze(
+                0
+            )
         found.log_decay.add_(share)
     return found
 

@@ -78,7 +78,8 @@ def variants() -> list[Any]:
     for name in backends.NAMES:
         if name == "triton":
             found += [
-                pytest.param(variant, marks=pytest.mark.interpreted, id=str(variant)) for variant in interpreted_variants()
+                pytest.param(variant, marks=pytest.mark.interpreted, id=str(variant))
+                for variant in interpreted_variants()
             ]
         levels = getattr(backends.load(name), "levels", lambda: (None,))()
         for device in DEVICES:

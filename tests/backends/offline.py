@@ -1,6 +1,6 @@
 """Compile the kernels for GPUs that are not here, and read what they cost. Needs no driver; the triton wheel brings the tools.
 
-    python -m tests.backends.offline sm_80 sm_90 --head-dim 64 128 [--dtype bf16 fp16 fp32] [--order 2] [--kernel read]
+    python -m tests.backends.offline sm_80 sm_90 --head-dim 64 128 [--dtype bf16 fp16 fp32] [--order 2] [--kernel read] [--small]
 
 One line of JSON per kernel. In a process of its own: under TRITON_INTERPRET nothing is compiled.
 """
@@ -24,8 +24,14 @@ from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.compiler import ASTSource
 
 from fastmax.backends.triton.kernels.accumulate import accumulate
+from fastmax.backends.triton.kernels.centre import centre
+from fastmax.backends.triton.kernels.centre_keys import centre_keys
+from fastmax.backends.triton.kernels.fold import fold
+from fastmax.backends.triton.kernels.normalize import normalize
+from fastmax.backends.triton.kernels.output_grads import output_grads
 from fastmax.backends.triton.kernels.read import read
 from fastmax.backends.triton.kernels.read_vjp import read_vjp
+from fastmax.backends.triton.kernels.step import step
 from fastmax.backends.triton.precision import products_of
 from fastmax.backends.triton.tiles import Tiles, tiles_for
 from fastmax.core import EPS
@@ -41,9 +47,12 @@ SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "sm_120": 101376, 
 """Bytes of shared memory that a block may have."""
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-INTEGERS = ("tokens", "tokens_y", "start", "length", "length_y", "per_sequence", "chunk", "key_heads")
+INTEGERS = (
+    "tokens", "tokens_y", "start", "length", "length_y", "per_sequence", "chunk", "key_heads", "heads", "count", "room",
+    "features", "number",
+)  # fmt: skip
 TABLES = ("OWNER", "FIRST", "CHUNKS", "CU", "CU_Y")
-PRODUCTS = ("X", "Y", "S", "A_STATE")
+PRODUCTS = ("X", "X_STATE", "Y", "S", "A_STATE")
 """Arguments in the dtype of the products; those below are in the dtype of the call, other pointers are fp32."""
 INPUTS = ("V", "RAW", "DX", "OUT")
 
@@ -53,8 +62,9 @@ class Kernel(NamedTuple):
     function: Any
     constants: dict[str, Any]
     inputs: tuple[str, ...]  # which arguments come in the dtype of the call
-    warps: int
-    stages: int
+    warps: int = 4
+    stages: int = 2
+    products: tuple[str, ...] = PRODUCTS
 
 
 def kernels(tiles: Tiles, head_dim: int, order: int, precision: str) -> list[Kernel]:
@@ -76,6 +86,32 @@ def kernels(tiles: Tiles, head_dim: int, order: int, precision: str) -> list[Ker
     ]  # fmt: skip
 
 
+def small_kernels(head_dim: int, order: int, language: Any) -> list[Kernel]:
+    """Those that multiply nothing on tensor cores."""
+    values = {"DVR": head_dim, "DV": head_dim, "BT": 64, "PACKED": True}
+    token = {"D": head_dim, "DP": head_dim, "BV": 16, "ORDER": order, "DECAY": True}
+    norm = {"NORM": "standardize", "EPS": EPS, "MASKED": True}
+    means = {"DR": head_dim, "D": head_dim, "BT": 64, "SPREAD": True, "PACKED": True, "MASKED": True, "DT": language}
+    grads = values | {
+        "D": head_dim,
+        "ORDER": order,
+        "GROUPS": 1,
+        "HAS_DO": True,
+        "HAS_DG": True,
+        "STATE": True,
+        "DECAY": True,
+    }
+    one_step = token | norm | {"DV": head_dim, "G": 4, "GP": 4, "R": 128, "BR": 16, "SUMMED": True}
+    return [
+        Kernel("normalize", normalize, {"DR": head_dim, "D": head_dim, "BT": 64, "SCALED": True} | norm, ("X",), products=("OUT",)),
+        Kernel("centre", centre, means, ()),
+        Kernel("centre_keys", centre_keys, values | {"D": head_dim, "DECAY": True}, ("V",), products=("K_HAT", "K_STATE", "V_STATE")),
+        Kernel("output_grads", output_grads, grads, ("O", "DO"), products=("Q_HAT", "W", "W_STATE")),
+        Kernel("step", step, one_step, ("Q", "K", "V", "OUT")),
+        Kernel("fold", fold, token | {"COLUMNS": head_dim + 1}, ()),
+    ]  # fmt: skip
+
+
 def compiled(kernel: Kernel, dtype: str, products: torch.dtype, target: GPUTarget) -> Any:
     names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
     own = dtype if products == DTYPES[dtype] else names[products]
@@ -85,6 +121,8 @@ def compiled(kernel: Kernel, dtype: str, products: torch.dtype, target: GPUTarge
             return "constexpr"
         if name in INTEGERS:
             return "i32"
+        if name == "MASK" and kernel.function is step:
+            return "*i1"
         if name in TABLES:
             return "*i32"
         if name == "scale":
@@ -93,7 +131,7 @@ def compiled(kernel: Kernel, dtype: str, products: torch.dtype, target: GPUTarge
             return "i64"  # a stride
         if name in kernel.inputs:
             return f"*{dtype}"
-        return f"*{own}" if name in (*PRODUCTS, "A", "A_Y") else "*fp32"
+        return f"*{own}" if name in (*kernel.products, "A", "A_Y") else "*fp32"
 
     function = kernel.function
     signature = {name: kind(name) for name in function.arg_names}
@@ -113,7 +151,11 @@ def cost(built: Any, target: str) -> dict[str, Any]:
         text = built.asm["amdgcn"]
         number = {n: int(re.search(rf"\.{n}:\s+(\d+)", text)[1]) for n in ("vgpr_count", "vgpr_spill_count")}
         products = len(re.findall("v_mfma", text))
-        return found | {"registers": number["vgpr_count"], "spills": 4 * number["vgpr_spill_count"], "products": products}
+        return found | {
+            "registers": number["vgpr_count"],
+            "spills": 4 * number["vgpr_spill_count"],
+            "products": products,
+        }
     arch = TARGETS[target].arch
     with tempfile.TemporaryDirectory() as folder:
         cubin, ptx = os.path.join(folder, "x.cubin"), os.path.join(folder, "x.ptx")
@@ -130,7 +172,9 @@ def cost(built: Any, target: str) -> dict[str, Any]:
         found["spills"] = int(re.search(r"(\d+) bytes spill stores", said)[1])
         found["products"] = len(re.findall(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma", built.asm["ptx"]))
         if arch < 100:
-            listing = subprocess.run([knobs.nvidia.nvdisasm.path, "-c", cubin], capture_output=True, text=True, check=True)
+            listing = subprocess.run(
+                [knobs.nvidia.nvdisasm.path, "-c", cubin], capture_output=True, text=True, check=True
+            )
             found["loops"] = [f"{loop.total()}/{loop['product']}" for loop in loops(listing.stdout) if loop["product"]]
     return found
 
@@ -162,6 +206,7 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", default=["bf16"], choices=list(DTYPES))
     parser.add_argument("--order", type=int, default=2)
     parser.add_argument("--kernel", nargs="+")
+    parser.add_argument("--small", action="store_true", help="also the kernels without products on tensor cores")
     parser.add_argument("--tiles", default="{}", help="JSON of fields of Tiles to try instead of the table's")
     options = parser.parse_args()
     for target in options.targets:
@@ -170,7 +215,9 @@ def main() -> None:
                 products = products_of(*[DTYPES[dtype]] * 3, target)
                 tiles = tiles_for(target, head_dim, head_dim, options.order, products.dtype)
                 tiles = Tiles(**tiles.__dict__ | json.loads(options.tiles))
-                for kernel in kernels(tiles, head_dim, options.order, products.precision):
+                every = kernels(tiles, head_dim, options.order, products.precision)
+                every += small_kernels(head_dim, options.order, products.language) if options.small else []
+                for kernel in every:
                     if options.kernel and not any(kernel.name.startswith(name) for name in options.kernel):
                         continue
                     start = time.perf_counter()

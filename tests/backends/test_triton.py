@@ -83,7 +83,12 @@ def test_packed(form: str, is_causal: bool) -> None:
 def test_forgetting(strength: float) -> None:
     q, k, v = (fp32(1, 1, 70, 16) for _ in range(3))
     decay = -torch.rand(1, 1, 70).pow(4) * strength
-    check(HERE, make(q, k, v, is_causal=True, log_decay=decay, state_in=earlier(1, 1, 16, 16), return_state=True), None, SMALL)
+    check(
+        HERE,
+        make(q, k, v, is_causal=True, log_decay=decay, state_in=earlier(1, 1, 16, 16), return_state=True),
+        None,
+        SMALL,
+    )
 
 
 def test_forgetting_in_packed_sequences() -> None:
@@ -133,7 +138,11 @@ def test_wide_heads(dim: int) -> None:
 def test_spans() -> None:
     """A budget of one chunk: the state is handed on between spans, and its gradient back."""
     q, k, v = (fp32(1, 1, 70, n) for n in (8, 8, 4))
-    more: dict[str, Any] = {"state_in": earlier(1, 1, 8, 4), "return_state": True, "log_decay": -torch.rand(1, 1, 70) / 9}
+    more: dict[str, Any] = {
+        "state_in": earlier(1, 1, 8, 4),
+        "return_state": True,
+        "log_decay": -torch.rand(1, 1, 70) / 9,
+    }
     check(HERE, make(q, k, v, is_causal=True, **more), None, SMALL._replace(feature_budget=1))
 
 
@@ -157,7 +166,9 @@ def test_same_bits_twice_and_no_leak() -> None:
     assert torch.equal(after["o"][..., :50, :], first["o"][..., :50, :])
 
 
-@pytest.mark.parametrize(("batch", "heads", "queries", "keys"), [(0, 2, 3, 3), (1, 2, 0, 3), (1, 2, 3, 0), (1, 1, 1, 1)])
+@pytest.mark.parametrize(
+    ("batch", "heads", "queries", "keys"), [(0, 2, 3, 3), (1, 2, 0, 3), (1, 2, 3, 0), (1, 1, 1, 1)]
+)
 def test_little_or_nothing(batch: int, heads: int, queries: int, keys: int) -> None:
     q, k, v = fp32(batch, heads, queries, 4), fp32(batch, heads, keys, 4), fp32(batch, heads, keys, 3)
     check(HERE, make(q, k, v, is_causal=True, return_state=True, head_scale=torch.ones(heads)), None, SMALL)
@@ -184,7 +195,12 @@ def test_steps_of_decoding(order: int, dim: int, value_dim: int, fold: int) -> N
     q, k, v = fp32(2, 2, 2, dim), fp32(2, 1, 2, dim), fp32(2, 1, 2, value_dim)
     k[1, :, 0] = torch.nan
     mask, decay, scales = torch.tensor([[True], [False]]), -torch.rand(2, 1, 2), torch.rand(2)
-    held = [earlier(2, 1, dim, value_dim, order), fp32(2, 1, 6, dim) / dim, fp32(2, 1, 6, value_dim + 1), -torch.rand(2, 1, 6)]
+    held = [
+        earlier(2, 1, dim, value_dim, order),
+        fp32(2, 1, 6, dim) / dim,
+        fp32(2, 1, 6, value_dim + 1),
+        -torch.rand(2, 1, 6),
+    ]
     results = []
     for prepare, kind in (
         (decode.prepare_step, torch.float64),
@@ -197,7 +213,9 @@ def test_steps_of_decoding(order: int, dim: int, value_dim: int, fold: int) -> N
         outputs = []
         for t, count in ((0, 4), (1, 5 - fold)):
             now = [x[:, :, t : t + 1] for x in (*tokens, decay.to(kind))]
-            outputs.append(step(*now[:3], scales.to(kind), mask if t == 0 else None, now[3], count, fold if t == 0 else 0))
+            outputs.append(
+                step(*now[:3], scales.to(kind), mask if t == 0 else None, now[3], count, fold if t == 0 else 0)
+            )
         results.append([*outputs, *(x if i == 0 else x[:, :, : 6 - fold] for i, x in enumerate(buffers))])
     for exact, same, actual in zip(*results, strict=True):
         assert_within_budget(actual, exact, same)

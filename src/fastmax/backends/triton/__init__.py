@@ -12,7 +12,6 @@ from fastmax.plan import RULE, Plan, dense_is_hopeless
 __all__ = ["backward", "can_step", "describe", "forward", "prepare_step", "unsupported"]
 
 
-
 def describe() -> str:
     """The version of Triton, and where the kernels have run; or why the backend is missing."""
     version = device.triton_version()

@@ -13,14 +13,14 @@ from fastmax.decay import log_decay_grads, rows_part
 
 def forward(work: Work, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
     queries, keys = (launch.normalized(work, are_queries=x) for x in (True, False))
-    values = launch.new_values(work)
+    values = launch.new_values(work, keys)
     state = work.call.state_in
     spans = work.spans()
     for number, span in enumerate(spans):
         total = state_out is not None or number + 1 < len(spans)
         centres = _centres(work, keys, span, values, state, needed=total)
         sums, after = _summed(work, keys, span, values, centres, state, total=total)
-        launch.read(work, queries, keys, span, values, sums, centres, o, g=g)
+        launch.read(work, queries, keys, span, values._replace(x_of_state=queries.hat), values, sums, centres, o, g=g)
         state = after
     if state_out is not None and state is not None:
         state_out.copy_(state)
@@ -30,7 +30,7 @@ def backward(work: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGra
     """In reverse over the spans. Where there are several, the states that they start from are summed once more before."""
     call = work.call
     queries, keys = (launch.normalized(work, are_queries=x) for x in (True, False))
-    values, w = launch.new_values(work), launch.new_output_grads(work)
+    values, w = launch.new_values(work, keys), launch.new_output_grads(work, queries)
     spans = work.spans()
     starts = [call.state_in]
     for span in spans[:-1]:
@@ -45,13 +45,11 @@ def backward(work: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGra
         needed = total or d_state is not None
         centres = _centres(work, keys, span, values, starts[number], needed=needed)
         sums, _ = _summed(work, keys, span, values, centres, starts[number], total=False)
-        centre_v = None if centres is None else centres.v
-        launch.output_grads(work, queries, span, w, o, g, grads.o, grads.g, centre_v)
+        launch.output_grads(work, queries, span, w, o, g, grads.o, grads.g, centres)
         launch.read_vjp(work, queries, keys, span, w, values, sums, centres, dq, d_scale=d_scale)
-        of_queries = None if centre_v is None else Centres(launch.centre(work, queries, span), centre_v)
-        sums, d_state = _summed(work, queries, span, w, of_queries, d_state, total=total)
-        launch.read_vjp(work, keys, queries, span, values, w, sums, of_queries, dk)
-        launch.read(work, keys, queries, span, w, sums, of_queries, dv, dc=dc)
+        sums, d_state = _summed(work, queries, span, w, centres, d_state, total=total)
+        launch.read_vjp(work, keys, queries, span, values, w, sums, centres, dk)
+        launch.read(work, keys, queries, span, values, w, sums, centres, dv, dc=dc)
     for to, x in zip(out[:3], (dq, dk, dv), strict=True):
         if to is not x:
             to.copy_(x)
@@ -70,10 +68,10 @@ def _centres(
     if work.dense and state is None and not needed:
         return None
     if state is None:
-        centres = Centres(launch.centre(work, keys, span), launch.centre(work, keys, span, values=True))
+        centres = Centres(*(launch.centre(work, keys, span, values=x) for x in (False, True)))
     else:
         centres = mean_of(state, work.shape, work.products.dtype)
-    launch.centre_values(work, keys, span, values, centres.v)
+    launch.centre_keys(work, keys, span, values, centres)
     return centres
 
 

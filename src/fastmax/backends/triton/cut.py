@@ -21,10 +21,10 @@ class Cut(NamedTuple):
     shape: Shape
 
     @staticmethod
-    def of(call: Call, plan: Plan, arch: str) -> "Cut":
+    def of(call: Call, plan: Plan, arch: str, tiles: Tiles | None = None) -> "Cut":
         d, dv, order = padded(call.head_dim), padded(call.value_dim), call.options.order
         products = products_of(call.q.dtype, call.k.dtype, call.v.dtype, arch)
-        tiles = planned(tiles_for(arch, d, dv, order, products.dtype), plan)
+        tiles = planned(tiles or tiles_for(arch, d, dv, order, products.dtype), plan)
         return Cut(products, tiles, Shape(call.head_dim, call.value_dim, d, dv, order, tiles.block))
 
     @property

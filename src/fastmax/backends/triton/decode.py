@@ -46,12 +46,19 @@ class PreparedStep:
         groups = query_heads // max(1, self._heads)
         self._none = torch.zeros(1, device=q.device)
         self._columns = min(16, padded(self._value_dim))
-        self._shape = {"D": dim, "DP": padded(dim), "BV": self._columns, "ORDER": order, "DECAY": recent_decay is not None}
+        self._shape = {
+            "D": dim,
+            "DP": padded(dim),
+            "BV": self._columns,
+            "ORDER": order,
+            "DECAY": recent_decay is not None,
+        }
         self._more = {
             "DV": self._value_dim,
             "G": groups,
             "GP": 1 << max(0, groups - 1).bit_length(),
             "R": padded(recent_k.shape[2]),
+            "BR": 16,
             "NORM": normalize,
             "EPS": EPS,
             "SUMMED": total is not None,

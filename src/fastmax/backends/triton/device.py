@@ -57,5 +57,7 @@ def missing(device: torch.device) -> str | None:
         return "triton is not installed; the CUDA and ROCm builds of torch bring it"
     arch = architecture(device)
     if arch == "sm_90" and version < HOPPER_NEEDS:
-        return f"on {arch} it needs triton {'.'.join(map(str, HOPPER_NEEDS))}, and there is {'.'.join(map(str, version))}"
+        return (
+            f"on {arch} it needs triton {'.'.join(map(str, HOPPER_NEEDS))}, and there is {'.'.join(map(str, version))}"
+        )
     return None

@@ -20,12 +20,18 @@ ROWS = 64
 
 
 class Values(NamedTuple):
-    """What is summed with phi: [v, 1] of keys, w of queries. `state`: as states have them, centred and faded."""
+    """What is summed with phi: [v, 1] of keys, w of queries. `of_state`: as states have them, centred and faded.
+
+    Queries add f(b) and f'(b) times their values to the sums of degree 0 and 1.
+    """
 
     a: Tensor
     last: Tensor
-    state: Tensor
-    state_last: Tensor
+    x_of_state: Tensor
+    a_of_state: Tensor
+    last_of_state: Tensor
+    f0: Tensor
+    f1: Tensor
 
 
 @dataclass(frozen=True)
@@ -54,60 +60,58 @@ def normalized(work: Work, *, are_queries: bool) -> Side:
     return Side(x, out, seq.cu_q if are_queries else seq.cu_k, are_queries)
 
 
-def centre(work: Work, side: Side, span: Span, *, values: bool = False) -> Tensor:
-    """The mean of normalized queries (of a group of heads) or keys, or of the values of keys: of a causal call's keys the first
-    ones, of others from everywhere."""
+def centre(work: Work, keys: Side, span: Span, *, values: bool) -> Tensor:
+    """The mean of the normalized keys, or of their values: of a causal call the first ones, of others from everywhere."""
     from fastmax.backends.triton.kernels.centre import centre
 
-    x = work.v if values else side.hat
+    x = work.v if values else keys.hat
     dim, d = (work.shape.value_dim, work.shape.dv) if values else (work.shape.d, work.shape.d)
     out = torch.zeros(work.sequences.count, work.key_heads, d, device=work.device)
     if out.numel():
         with _on(work):
             centre[(work.sequences.count * work.key_heads,)](
-                x, work.counts, out, side.cu, x.shape[2], span.start, side.length(span), min(CENTRE_TOKENS, work.chunk),
-                work.key_heads, *x.stride()[:3],
-                DR=dim, D=d, BT=ROWS, GROUPS=work.call.groups if side.are_queries else 1,
-                SPREAD=side.are_queries or not work.is_causal, PACKED=work.sequences.packed,
-                MASKED=work.masked and not side.are_queries, DT=work.products.language,
+                x, work.counts, out, keys.cu, x.shape[2], span.start, span.keys, min(CENTRE_TOKENS, work.chunk),
+                work.key_heads, *x.stride()[:3], DR=dim, D=d, BT=ROWS, SPREAD=not work.is_causal,
+                PACKED=work.sequences.packed, MASKED=work.masked, DT=work.products.language,
             )  # fmt: skip
     return out
 
 
-def new_values(work: Work) -> Values:
-    """Of keys; `state` is filled by `centre_values`, span by span."""
-    batch, heads, tokens, _ = work.v.shape
-    state = torch.empty(batch, heads, tokens, work.shape.dv, device=work.device, dtype=work.products.dtype)
-    return Values(work.v, work.counts, state, torch.empty_like(work.counts))
+def new_values(work: Work, keys: Side) -> Values:
+    """Of keys; what is of the state is filled by `centre_keys`, span by span."""
+    state = torch.empty(*work.v.shape[:3], work.shape.dv, device=work.device, dtype=work.products.dtype)
+    last = torch.empty_like(work.counts)
+    return Values(work.v, work.counts, torch.empty_like(keys.hat), state, last, work.none, work.none)
 
 
-def centre_values(work: Work, keys: Side, span: Span, values: Values, centre_v: Tensor) -> None:
-    from fastmax.backends.triton.kernels.centre_values import centre_values
+def centre_keys(work: Work, keys: Side, span: Span, values: Values, centres: Centres) -> None:
+    from fastmax.backends.triton.kernels.centre_keys import centre_keys
 
     rows = work.sequences.tiles(ROWS, span.keys, of_queries=False)
     if rows.count * work.key_heads:
         with _on(work):
-            centre_values[(rows.count, work.key_heads)](
-                work.v, work.counts, work.none if work.fading is None else work.fading.from_here, centre_v, values.state,
-                values.state_last, rows.owner, rows.first, keys.cu, work.v.shape[2], span.start, span.keys, rows.per_sequence,
-                *work.v.stride()[:3], DVR=work.shape.value_dim, DV=work.shape.dv, BT=ROWS, PACKED=work.sequences.packed,
+            centre_keys[(rows.count, work.key_heads)](
+                keys.hat, work.v, work.counts, work.none if work.fading is None else work.fading.from_here, *centres,
+                values.x_of_state, values.a_of_state, values.last_of_state, rows.owner, rows.first, keys.cu, work.v.shape[2],
+                span.start, span.keys, rows.per_sequence, *work.v.stride()[:3],
+                D=work.shape.d, DVR=work.shape.value_dim, DV=work.shape.dv, BT=ROWS, PACKED=work.sequences.packed,
                 DECAY=work.fading is not None,
             )  # fmt: skip
 
 
-def new_output_grads(work: Work) -> Values:
+def new_output_grads(work: Work, queries: Side) -> Values:
     """w of queries; filled by `output_grads`, span by span."""
     batch, heads, tokens, _ = work.call.q.shape
     w = torch.empty(batch, heads, tokens, work.shape.dv, device=work.device, dtype=work.products.dtype)
-    last, state_last = (torch.empty(batch, heads, tokens, device=work.device) for _ in range(2))
-    return Values(w, last, w if work.fading is None else torch.empty_like(w), state_last)
+    last, last_of_state, f0, f1 = (torch.empty(batch, heads, tokens, device=work.device) for _ in range(4))
+    return Values(w, last, queries.hat, w if work.fading is None else torch.empty_like(w), last_of_state, f0, f1)
 
 
 def output_grads(
     work: Work, queries: Side, span: Span, w: Values, o: Tensor, g: Tensor, do: Tensor | None, dg: Tensor | None,
-    centre_v: Tensor | None,
+    centres: Centres | None,
 ) -> None:  # fmt: skip
-    """`centre_v` is None where no state is read."""
+    """`centres` are None where no state is read."""
     from fastmax.backends.triton.kernels.output_grads import output_grads
 
     rows = work.sequences.tiles(ROWS, span.queries, of_queries=True)
@@ -116,12 +120,12 @@ def output_grads(
     if rows.count * heads:
         with _on(work):
             output_grads[(rows.count, heads)](
-                o, g, given_o, given_g, work.none if work.fading is None else work.fading.until_here,
-                work.none if centre_v is None else centre_v, w.a, w.last, w.state, w.state_last, rows.owner, rows.first,
-                queries.cu, tokens, span.start, span.queries, rows.per_sequence,
+                o, g, given_o, given_g, queries.hat, work.none if work.fading is None else work.fading.until_here,
+                *(centres or (work.none, work.none)), w.a, w.last, w.a_of_state, w.last_of_state, w.f0, w.f1, rows.owner,
+                rows.first, queries.cu, tokens, span.start, span.queries, rows.per_sequence,
                 *o.stride()[:3], *g.stride(), *given_o.stride()[:3], *given_g.stride(),
-                DVR=work.shape.value_dim, DV=work.shape.dv, BT=ROWS, GROUPS=work.call.groups, PACKED=work.sequences.packed,
-                HAS_DO=do is not None, HAS_DG=dg is not None, STATE=centre_v is not None, DECAY=work.fading is not None,
+                D=work.shape.d, DVR=work.shape.value_dim, DV=work.shape.dv, ORDER=work.shape.order, BT=ROWS,
+                GROUPS=work.call.groups, PACKED=work.sequences.packed, HAS_DO=do is not None, HAS_DG=dg is not None, STATE=centres is not None, DECAY=work.fading is not None,
             )  # fmt: skip
 
 
@@ -144,7 +148,7 @@ def accumulate(
     if count * heads:
         with _on(work):
             accumulate[((pairs + 1 + blocks) * count * heads,)](
-                side.hat, values.state, values.state_last, work.of_chunk(span), centres.x, s, z, *given, s_out, z_out,
+                values.x_of_state, values.a_of_state, values.last_of_state, values.f0, values.f1, work.of_chunk(span), s, z, *given, s_out, z_out,
                 side.cu, span.chunks.first, side.hat.shape[2], span.start, side.length(span), work.chunk, heads,
                 D=shape.d, DV=shape.dv, ORDER=shape.order, B=shape.block, G=tiles.sums, BT=tiles.tokens,
                 GROUPS=work.call.groups if side.are_queries else 1, REVERSE=side.are_queries, PACKED=work.sequences.packed,
@@ -155,10 +159,10 @@ def accumulate(
 
 
 def read(
-    work: Work, rows: Side, columns: Side, span: Span, values: Values, sums: Sums | None, centres: Centres | None, out: Tensor,
-    *, g: Tensor | None = None, dc: Tensor | None = None,
+    work: Work, rows: Side, columns: Side, span: Span, own: Values, values: Values, sums: Sums | None, centres: Centres | None,
+    out: Tensor, *, g: Tensor | None = None, dc: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """o and g of queries; or, where rows are keys and the values are w, the gradient of the values (and of c)."""
+    """o and g of queries; or, where rows are keys and the values are w, the gradient of the values (and of c). `own` are the rows'."""
     from fastmax.backends.triton.kernels.read import read
 
     tiles, shape, forward = work.tiles, work.shape, rows.are_queries
@@ -168,7 +172,7 @@ def read(
     if table.count * heads:
         with _on(work):
             read[(table.count, heads)](
-                rows.hat, columns.hat, values.a, values.last, *(centres or (none, none)), *_read(work, sums),
+                rows.hat, own.x_of_state, columns.hat, values.a, values.last, *(centres or (none, none)), *_read(work, sums),
                 *_fade(work, forward), out, none if g is None else g, work.v, work.counts, none if dc is None else dc,
                 table.owner, table.first, span.chunks.first, rows.cu, columns.cu, rows.hat.shape[2], columns.hat.shape[2],
                 span.start, rows.length(span), columns.length(span), table.per_sequence, work.chunk, work.key_heads,
@@ -192,7 +196,7 @@ def read_vjp(
     if table.count * heads:
         with _on(work):
             read_vjp[(table.count, heads)](
-                rows.hat, *own, columns.hat, other.a, other.last, none if centres is None else centres.x, *_read(work, sums),
+                rows.hat, own.x_of_state, own.a, own.last, own.a_of_state, own.last_of_state, columns.hat, other.a, other.last, none if centres is None else centres.x, *_read(work, sums),
                 *_fade(work, rows.are_queries)[1:], rows.raw, work.head_scale, out, none if d_scale is None else d_scale,
                 table.owner, table.first, span.chunks.first, rows.cu, columns.cu, rows.hat.shape[2], columns.hat.shape[2],
                 span.start, rows.length(span), columns.length(span), table.per_sequence, work.chunk, work.key_heads,

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 
 class Centres(NamedTuple):
-    """What sums are taken about, (sequences, Hkv, channels), fp32: keys or queries, and values."""
+    """What sums are taken about, (sequences, Hkv, channels), fp32: of keys and of values."""
 
     x: Tensor  # (.., D)
     v: Tensor  # (.., Dv)
@@ -51,6 +51,7 @@ class _Index(NamedTuple):
     pair_of_row: Tensor  # of the rows of the pairs of blocks; the last is a row of zeros
     row_of_pair: Tensor
     pair_of_square: Tensor
+    pair_of_channels: Tensor  # the same of the channels that there are
 
 
 @lru_cache(maxsize=64)
@@ -63,7 +64,8 @@ def _index(shape: Shape, device: torch.device) -> _Index:
     parts = [number[i * block : (i + 1) * block, j * block : (j + 1) * block].flatten() for i, j in blocks]
     i, j = l // block, m // block
     row = (i * (i + 1) // 2 + j) * block**2 + (l % block) * block + m % block
-    found = (m, l, (m == l).nonzero().flatten(), torch.where(m == l, 2**0.5, 1.0), torch.cat(parts), row, number.flatten())
+    found = (m, l, (m == l).nonzero().flatten(), torch.where(m == l, 2**0.5, 1.0), torch.cat(parts), row)
+    found += (number.flatten(), number[:dim, :dim].flatten())
     return _Index(*(x.to(device) for x in found))
 
 
@@ -81,10 +83,17 @@ def mean_of(state: Tensor, shape: Shape, dtype: torch.dtype) -> Centres:
     return Centres(pad(x, (0, shape.d - shape.dim)).contiguous(), pad(v, (0, shape.dv - shape.value_dim)).contiguous())
 
 
-def about(moments: list[Tensor], centre: Tensor, index: _Index | None) -> list[Tensor]:
-    """Sums of powers of x (degree 0, 1, and 2 if there is an index) as sums of powers of x - c."""
+def _about(moments: list[Tensor], centre: Tensor, index: _Index | None, *, adjoint: bool) -> list[Tensor]:
+    """Sums of powers of x (degree 0, 1, and 2 if there is an index) as sums of powers of x - c; of gradients the adjoint."""
     s0, s1, *s2 = moments
     c = centre.unsqueeze(-1)
+    if adjoint:
+        if index is None:
+            return [s0 + (c * s1).sum(-2, keepdim=True), s1]
+        dim = centre.shape[-1]
+        square = s2[0].index_select(-2, index.pair_of_channels).unflatten(-2, (dim, dim))
+        near = (square * c.unsqueeze(-3)).sum(-2)
+        return [s0 + (c * (s1 + near / 2)).sum(-2, keepdim=True), s1 + near, s2[0]]
     found = [s0, s1 - c * s0]
     if index is not None:
         cm, cl, s1m, s1l = (x.index_select(-2, i) for x in (c, s1) for i in (index.m, index.l))
@@ -98,7 +107,7 @@ def to_kernels(state: Tensor, shape: Shape, centres: Centres, *, adjoint: bool) 
     moments = [state[..., :1, :], state[..., 1 : 1 + shape.dim, :]]
     if index is not None:
         moments.append(state[..., 1 + shape.dim :, :] * index.factor.to(state.dtype).unsqueeze(-1))
-    moments = about(moments, centres.x[..., : shape.dim], index)
+    moments = _about(moments, centres.x[..., : shape.dim], index, adjoint=adjoint)
     moments = [_columns(x, centres.v[..., : shape.value_dim], adjoint) for x in moments]
     constant, linear = (pad(x, (0, 0, 0, (shape.d - shape.dim) * i)) for i, x in enumerate(moments[:2]))
     rows, column = [linear[..., :-1]], [linear[..., -1], constant[..., 0, :-1], constant[..., 0, -1:]]
@@ -122,7 +131,7 @@ def from_kernels(s: Tensor, z: Tensor, shape: Shape, centres: Centres, *, adjoin
         last = z.index_select(-1, index.m * d + index.l).unsqueeze(-1)
         moments.append(torch.cat([body, last], -1))
     moments = [_columns(x, -centres.v[..., : shape.value_dim], adjoint) for x in moments]
-    moments = about(moments, -centres.x[..., :dim], index)
+    moments = _about(moments, -centres.x[..., :dim], index, adjoint=adjoint)
     if index is not None:
         moments[2] = moments[2] / index.factor.to(s.dtype).unsqueeze(-1)
     return torch.cat(moments, -2)

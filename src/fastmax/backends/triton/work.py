@@ -9,6 +9,7 @@ from torch import Tensor
 from fastmax.backends.triton.cut import Cut, budget_of
 from fastmax.backends.triton.fading import Fading, fading
 from fastmax.backends.triton.slots import Sequences, Slots, ceil_div
+from fastmax.backends.triton.tiles import Tiles
 from fastmax.call import Call
 from fastmax.plan import Plan, cheaper_form, dense_is_hopeless
 
@@ -39,9 +40,10 @@ class Side(NamedTuple):
 class Work:
     """What all kernels of a call share."""
 
-    def __init__(self, call: Call, plan: Plan, arch: str) -> None:
+    def __init__(self, call: Call, plan: Plan, arch: str, tiles: Tiles | None = None) -> None:
+        """`tiles` in the place of the table's."""
         self.call = call
-        self.cut = Cut.of(call, plan, arch)
+        self.cut = Cut.of(call, plan, arch, tiles)
         self.products, self.tiles, self.shape = self.cut
         self.sequences = Sequences(call)
         self.device = call.q.device

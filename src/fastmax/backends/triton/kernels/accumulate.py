@@ -9,8 +9,8 @@ time. There are three kinds of programs:
     linear        the D rows x_m, behind those of the pairs, and the row of the constant, in Z
     denominator   B rows m of the last column, in Z: D * D sums x_m x_l u1, D sums x_m u1, (the constant row,) sum of u1
 
-x is taken about its centre c; values come about theirs. Forgetting is in the values that a token adds, and is a factor on the
-whole sum per chunk (FADE_SLOT). Queries of the heads that share a key head are more steps of the same sum.
+Keys and values come about their centres; queries add f(b), f'(b) and 1 times their values to the sums of degree 0, 1 and 2 (F0, F1).
+Forgetting is in the values that a token adds, and is a factor on the whole sum per chunk (FADE_SLOT). Queries of the heads that share a key head are more steps of the same sum.
 """
 
 import triton
@@ -20,7 +20,7 @@ from fastmax.backends.triton.kernels.common import sequence, split, wide
 
 
 @triton.jit(do_not_specialize=["tokens", "start", "length", "chunk", "key_heads"])
-def accumulate(X, A, A1, FADE_SLOT, CENTRE, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, CHUNKS,
+def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, CHUNKS,
                tokens, start, length, chunk, key_heads,
                D: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr, B: tl.constexpr, G: tl.constexpr, BT: tl.constexpr,
                GROUPS: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr, DECAY: tl.constexpr,
@@ -48,7 +48,6 @@ def accumulate(X, A, A1, FADE_SLOT, CENTRE, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
     heads = key_heads * GROUPS
     own = wide(own)
     od, ov, ot = tl.arange(0, D), tl.arange(0, DV), tl.arange(0, BT)
-    CENTRE += own * D
     if part < P * PER_PAIR:
         I = 0
         while (I + 1) * (I + 2) // 2 <= part // PER_PAIR:
@@ -56,7 +55,6 @@ def accumulate(X, A, A1, FADE_SLOT, CENTRE, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
         J = part // PER_PAIR - I * (I + 1) // 2
         m, l = I * B + (part % PER_PAIR) * G + tl.arange(0, G), J * B + tl.arange(0, B)
         tile = part * G * B * DV + tl.arange(0, G * B)[:, None] * DV + ov[None, :]
-        cm, cl = tl.load(CENTRE + m).to(DT)[:, None], tl.load(CENTRE + l).to(DT)[:, None]
         sums = tl.zeros((G * B, DV), dtype=tl.float32)
         if HAS_IN:
             sums += tl.load(S_IN + own * ROWS * DV + tile)
@@ -70,8 +68,8 @@ def accumulate(X, A, A1, FADE_SLOT, CENTRE, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
                 row = (wide(b) * heads + head) * tokens + lo
                 for t0 in range(c * chunk, tl.minimum((c + 1) * chunk, n), BT):
                     x = X + (row + t0) * D
-                    xm = tl.load(x + (m[:, None] + ot[None, :] * D), mask=(t0 + ot < n)[None, :], other=0.0) - cm
-                    xl = tl.load(x + (l[:, None] + ot[None, :] * D), mask=(t0 + ot < n)[None, :], other=0.0) - cl
+                    xm = tl.load(x + (m[:, None] + ot[None, :] * D), mask=(t0 + ot < n)[None, :], other=0.0)
+                    xl = tl.load(x + (l[:, None] + ot[None, :] * D), mask=(t0 + ot < n)[None, :], other=0.0)
                     a = A + (row + t0) * DV + (ot[:, None] * DV + ov[None, :])
                     values = tl.load(a, mask=(t0 + ot < n)[:, None], other=0.0)
                     phi = tl.reshape(xm[:, None, :] * xl[None, :, :], (G * B, BT))
@@ -82,7 +80,6 @@ def accumulate(X, A, A1, FADE_SLOT, CENTRE, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
         linear = tl.zeros((D, DV), dtype=tl.float32)
         constant = tl.zeros((DV,), dtype=tl.float32)
         below_pairs = P * B * B * DV + od[:, None] * DV + ov[None, :]
-        c_rows = tl.load(CENTRE + od).to(DT)[:, None]
         if HAS_IN:
             linear += tl.load(S_IN + own * ROWS * DV + below_pairs)
             constant += tl.load(Z_IN + own * COLUMN + SQUARE + D + ov)
@@ -99,11 +96,17 @@ def accumulate(X, A, A1, FADE_SLOT, CENTRE, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
                 row = (wide(b) * heads + head) * tokens + lo
                 for t0 in range(c * chunk, tl.minimum((c + 1) * chunk, n), BT):
                     x = X + (row + t0) * D + (od[:, None] + ot[None, :] * D)
-                    x = tl.load(x, mask=(t0 + ot < n)[None, :], other=0.0) - c_rows
+                    x = tl.load(x, mask=(t0 + ot < n)[None, :], other=0.0)
                     a = A + (row + t0) * DV + (ot[:, None] * DV + ov[None, :])
                     values = tl.load(a, mask=(t0 + ot < n)[:, None], other=0.0)
+                    if REVERSE:
+                        f0 = tl.load(F0 + row + t0 + ot, mask=t0 + ot < n, other=0.0)
+                        f1 = tl.load(F1 + row + t0 + ot, mask=t0 + ot < n, other=0.0)
+                        constant += tl.sum(values.to(tl.float32) * f0[:, None], 0)
+                        values = (values.to(tl.float32) * f1[:, None]).to(DT)
+                    else:
+                        constant += tl.sum(values.to(tl.float32), 0)
                     linear = tl.dot(x, values, linear, input_precision=PRECISION)
-                    constant += tl.sum(values.to(tl.float32), 0)
         if HAS_OUT:
             tl.store(S_OUT + own * ROWS * DV + below_pairs, linear)
             tl.store(Z_OUT + own * COLUMN + SQUARE + D + ov, constant)
@@ -113,7 +116,6 @@ def accumulate(X, A, A1, FADE_SLOT, CENTRE, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
         column = tl.zeros((B,), dtype=tl.float32)
         number = tl.zeros((), dtype=tl.float32)
         grid = block[:, None] * D + od[None, :]
-        c_block, c_all = tl.load(CENTRE + block).to(DT)[:, None], tl.load(CENTRE + od).to(DT)[None, :]
         if HAS_IN:
             if ORDER == 2:
                 square += tl.load(Z_IN + own * COLUMN + grid)
@@ -138,10 +140,10 @@ def accumulate(X, A, A1, FADE_SLOT, CENTRE, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
                     mt = t0 + ot < n
                     a1 = tl.load(A1 + row + t0 + ot, mask=mt, other=0.0)
                     x = X + (row + t0) * D
-                    xb = tl.load(x + (block[:, None] + ot[None, :] * D), mask=mt[None, :], other=0.0) - c_block
+                    xb = tl.load(x + (block[:, None] + ot[None, :] * D), mask=mt[None, :], other=0.0)
                     weighted = xb.to(tl.float32) * a1[None, :]
                     if ORDER == 2:
-                        xl = tl.load(x + (ot[:, None] * D + od[None, :]), mask=mt[:, None], other=0.0) - c_all
+                        xl = tl.load(x + (ot[:, None] * D + od[None, :]), mask=mt[:, None], other=0.0)
                         if DT == tl.float32:
                             square = tl.dot(weighted, xl, square, input_precision=PRECISION)
                         else:
@@ -149,8 +151,12 @@ def accumulate(X, A, A1, FADE_SLOT, CENTRE, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
                             square = tl.dot(high, xl, square, input_precision=PRECISION)
                             if REVERSE or DECAY:  # else a1 is 0 or 1 and nothing is left
                                 square = tl.dot(low, xl, square, input_precision=PRECISION)
-                    column += tl.sum(weighted, 1)
-                    number += tl.sum(a1, 0)
+                    if REVERSE:
+                        column += tl.sum(weighted * tl.load(F1 + row + t0 + ot, mask=mt, other=0.0)[None, :], 1)
+                        number += tl.sum(a1 * tl.load(F0 + row + t0 + ot, mask=mt, other=0.0), 0)
+                    else:
+                        column += tl.sum(weighted, 1)
+                        number += tl.sum(a1, 0)
         if HAS_OUT:
             if ORDER == 2:
                 tl.store(Z_OUT + own * COLUMN + grid, square)

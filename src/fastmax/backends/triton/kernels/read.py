@@ -6,8 +6,8 @@
 Schedule: a program takes BT rows of one head. It loops over the pairs I >= J of blocks of B channels, U channels m of block I
 at a time: the features x_m x_l are products of U and of B loaded channels, made in registers, and the product of BT x (U * B)
 features with as many rows of the state is one step on the tensor cores. (From U = 4 on the features would go through shared
-memory.) Then it loops over the columns it sees, BS at a time. The sums are about c: with b = x . c they are multiplied by
-f(b), f'(b) and 1, by degree. The denominator is read in two products, of the high and the low halves of its column.
+memory.) Then it loops over the columns it sees, BS at a time. The sums are about the centre c of the keys. With b = q . c queries
+multiply them by f(b), f'(b) and 1, by degree; keys read with k - c (X_STATE) what queries have multiplied. The denominator is read in two products, of the high and the low halves of its column.
 """
 
 import triton
@@ -16,8 +16,10 @@ import triton.language as tl
 from fastmax.backends.triton.kernels.common import faded, seen, sequence, split, tile_of_rows, weight, wide
 
 
-@triton.jit(do_not_specialize=["tokens", "tokens_y", "start", "length", "length_y", "per_sequence", "chunk", "key_heads"])
-def read(X, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, V, MASK, DC,
+@triton.jit(
+    do_not_specialize=["tokens", "tokens_y", "start", "length", "length_y", "per_sequence", "chunk", "key_heads"]
+)
+def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, V, MASK, DC,
          OWNER, FIRST, CHUNKS, CU, CU_Y, tokens, tokens_y, start, length, length_y, per_sequence, chunk, key_heads,
          a_b, a_h, a_n, out_b, out_h, out_n, v_b, v_h, v_n,
          D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr, B: tl.constexpr, U: tl.constexpr,
@@ -44,8 +46,6 @@ def read(X, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, V, MASK, 
     mt = t < n
     row = (wide(b) * heads + h) * tokens + lo
     fade_row = (wide(b) * key_heads + hk) * (tokens_y if FORWARD else tokens) + lo
-    x = X + (row + t)[:, None] * D
-    xt = tl.load(x + od[None, :], mask=mt[:, None], other=0.0)
     acc = tl.zeros((BT, DV), dtype=tl.float32)
     g = tl.zeros((BT,), dtype=tl.float32)
     if STATE:
@@ -60,10 +60,17 @@ def read(X, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, V, MASK, 
             own = wide(i) * key_heads + hk
             state = S + (wide(slot) * key_heads + hk) * ROWS * DV
             z = Z + (wide(slot) * key_heads + hk) * COLUMN
-            wide_x = xt.to(tl.float32)
-            near = tl.sum(wide_x * tl.load(CENTRE + own * D + od)[None, :], 1)
-            f0, f1 = weight(near, ORDER), weight(near, ORDER - 1)
-            acc = tl.dot(xt, tl.load(state + P * B * B * DV + od[:, None] * DV + ov[None, :]), input_precision=PRECISION)
+            x = X_STATE + (row + t)[:, None] * D
+            xs = tl.load(x + od[None, :], mask=mt[:, None], other=0.0)
+            wide_x = xs.to(tl.float32)
+            acc = tl.dot(
+                xs, tl.load(state + P * B * B * DV + od[:, None] * DV + ov[None, :]), input_precision=PRECISION
+            )
+            if FORWARD:
+                near = tl.sum(wide_x * tl.load(CENTRE + own * D + od)[None, :], 1)
+                f0, f1 = weight(near, ORDER), weight(near, ORDER - 1)
+            else:
+                f0, f1 = tl.full((BT,), 1.0, dtype=tl.float32), tl.full((BT,), 1.0, dtype=tl.float32)
             acc = acc * f1[:, None] + f0[:, None] * tl.load(z + SQUARE + D + ov)[None, :]
             if FORWARD or DECAY:
                 g = f0 * tl.load(z + SQUARE + D + DV)
@@ -73,11 +80,11 @@ def read(X, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, V, MASK, 
                     for block in range(0, NB):
                         square = tl.load(z + od[:, None] * D + (block * B + ob)[None, :])
                         if DT == tl.float32:
-                            zx = tl.dot(xt, square, input_precision=PRECISION)
+                            zx = tl.dot(xs, square, input_precision=PRECISION)
                         else:
                             high, low = split(square, DT)
-                            zx = tl.dot(xt, high, input_precision=PRECISION)
-                            zx = tl.dot(xt, low, zx, input_precision=PRECISION)
+                            zx = tl.dot(xs, high, input_precision=PRECISION)
+                            zx = tl.dot(xs, low, zx, input_precision=PRECISION)
                         xb = tl.load(x + (block * B + ob)[None, :], mask=mt[:, None], other=0.0)
                         g += 0.5 * tl.sum(xb.to(tl.float32) * zx, 1)
             if ORDER == 2:
@@ -107,6 +114,7 @@ def read(X, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, V, MASK, 
             else:
                 g -= tl.sum(acc * cv, 1)
     if DENSE:
+        xt = tl.load(X + (row + t)[:, None] * D + od[None, :], mask=mt[:, None], other=0.0)
         begin, end = seen(t0, chunk, n_y, BT, BS, CAUSAL, REVERSE)
         for head in range(hk if FORWARD else h * GROUPS, hk + 1 if FORWARD else (h + 1) * GROUPS):
             row_y = (wide(b) * heads_y + head) * tokens_y + lo_y

@@ -5,9 +5,10 @@
 
 Schedule: a program takes BT rows of one head. For each channel m it makes one product of x_m a, BT x DV, with the D rows
 S[m, :] of the state; what is stored as the pair (l, m) is read from there. Then it loops over the columns it sees, BS at a
-time. It ends with the gradient through the scale and the normalization, from the raw tokens. With sums about c, b = x . c:
+time. It ends with the gradient through the scale and the normalization, from the raw tokens. With sums about the centre c of the
+keys and b = q . c:
 
-    dx = f'(b) S1 a + S2 a x + c (f'(b) S0 a + x . S1 a)
+    dq = f'(b) S1 a + S2 a q + c (f'(b) S0 a + q . S1 a)        dk = T1 a + T2 a (k - c)
 
 No result of a product is transposed: the gradient of keys is computed with the roles exchanged.
 """
@@ -20,8 +21,20 @@ from fastmax.backends.triton.kernels.common import (
 )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["tokens", "tokens_y", "start", "length", "length_y", "per_sequence", "chunk", "key_heads", "scale"])
-def read_vjp(X, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, HIGH, LOW, RAW, HEAD_SCALE, DX, D_SCALE,
+@triton.jit(
+    do_not_specialize=[
+        "tokens",
+        "tokens_y",
+        "start",
+        "length",
+        "length_y",
+        "per_sequence",
+        "chunk",
+        "key_heads",
+        "scale",
+    ]
+)
+def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, HIGH, LOW, RAW, HEAD_SCALE, DX, D_SCALE,
              OWNER, FIRST, CHUNKS, CU, CU_Y, tokens, tokens_y, start, length, length_y, per_sequence, chunk, key_heads,
              a_b, a_h, a_n, y_b, y_h, y_n, raw_b, raw_h, raw_n, dx_b, dx_h, dx_n, scale,
              DR: tl.constexpr, D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr,
@@ -31,7 +44,7 @@ def read_vjp(X, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, HIGH, LOW,
              SCALED: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """X, Y as in `read`; A, A1 are the rows' values and their last channel, A_Y, A1_Y those of the columns.
 
-    A_STATE, A1_STATE are those of the rows as the state has them: of keys centred, and faded.
+    X_STATE, A_STATE, A1_STATE are those of the rows as the state has them: of keys centred, and faded.
     """
     NB: tl.constexpr = D // B
     P: tl.constexpr = NB * (NB + 1) // 2 if ORDER == 2 else 0
@@ -52,7 +65,6 @@ def read_vjp(X, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, HIGH, LOW,
     mt = t < n
     row = (wide(b) * heads + h) * tokens + lo
     fade_row = (wide(b) * key_heads + hk) * (tokens_y if QUERIES else tokens) + lo
-    x = X + (row + t)[:, None] * D
     a1 = tl.load(A1 + row + t, mask=mt, other=0.0)
     keep = mt if QUERIES or not MASKED else mt & (a1 != 0.0)
     place = A + wide(b) * a_b + wide(h) * a_h + wide(lo + t)[:, None] * a_n + ov[None, :]
@@ -72,19 +84,26 @@ def read_vjp(X, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, HIGH, LOW,
             z = Z + (wide(slot) * key_heads + hk) * COLUMN
             a = tl.load(A_STATE + (row + t)[:, None] * DV + ov[None, :], mask=mt[:, None], other=0.0)
             last = tl.load(A1_STATE + row + t, mask=mt, other=0.0)
-            xt = tl.load(x + od[None, :], mask=mt[:, None], other=0.0)
+            x = X_STATE + (row + t)[:, None] * D
             acc = tl.dot(a, tl.load(state + P * B * B * DV + od[None, :] * DV + ov[:, None]), input_precision=PRECISION)
             acc += last[:, None] * tl.load(z + SQUARE + od)[None, :]
-            centre = tl.load(CENTRE + own * D + od)[None, :]
-            constant = tl.sum(a.to(tl.float32) * tl.load(z + SQUARE + D + ov)[None, :], 1)
-            constant += last * tl.load(z + SQUARE + D + DV)
+            if QUERIES:
+                centre = tl.load(CENTRE + own * D + od)[None, :]
+                constant = tl.sum(a.to(tl.float32) * tl.load(z + SQUARE + D + ov)[None, :], 1)
+                constant += last * tl.load(z + SQUARE + D + DV)
+                if ORDER == 2:
+                    xs = tl.load(x + od[None, :], mask=mt[:, None], other=0.0).to(tl.float32)
+                    near = 1.0 + tl.sum(xs * centre, 1)
+                    constant = near * constant + tl.sum(xs * acc, 1)
+                    acc *= near[:, None]
+                acc += constant[:, None] * centre
             if ORDER == 2:
-                near = 1.0 + tl.sum(xt.to(tl.float32) * centre, 1)
-                constant = near * constant + tl.sum(xt.to(tl.float32) * acc, 1)
-                acc = near[:, None] * acc + constant[:, None] * centre
                 ob = tl.arange(0, B)
                 for block in range(0, NB):  # the denominator's part, of the high and low halves of both factors
-                    xb = tl.load(x + (block * B + ob)[None, :], mask=mt[:, None], other=0.0).to(tl.float32) * last[:, None]
+                    xb = (
+                        tl.load(x + (block * B + ob)[None, :], mask=mt[:, None], other=0.0).to(tl.float32)
+                        * last[:, None]
+                    )
                     square = tl.load(z + (block * B + ob)[:, None] * D + od[None, :])
                     if DT == tl.float32:
                         acc = tl.dot(xb, square, acc, input_precision=PRECISION)
@@ -100,13 +119,11 @@ def read_vjp(X, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, HIGH, LOW,
                     below = I >= J  # stored as (m, l), else as (l, m)
                     pair = tl.where(below, I * (I + 1) // 2 + J, J * (J + 1) // 2 + I)
                     rows = pair * B * B + tl.where(below, (m % B) * B + od % B, (od % B) * B + m % B)
-                    xm = tl.load(X + (row + t) * D + m, mask=mt, other=0.0)
+                    xm = tl.load(X_STATE + (row + t) * D + m, mask=mt, other=0.0)
                     part = tl.load(state + rows[None, :] * DV + ov[:, None])
                     acc = tl.dot(a * xm[:, None], part, acc, input_precision=PRECISION)
-            else:
-                acc += constant[:, None] * centre
     if DENSE:
-        xt = tl.load(x + od[None, :], mask=mt[:, None], other=0.0)
+        xt = tl.load(X + (row + t)[:, None] * D + od[None, :], mask=mt[:, None], other=0.0)
         a = tl.load(place, mask=values, other=0.0).to(DT)
         begin, end = seen(t0, chunk, n_y, BT, BS, CAUSAL, REVERSE)
         for head in range(hk if QUERIES else h * GROUPS, hk + 1 if QUERIES else (h + 1) * GROUPS):

@@ -13,25 +13,23 @@ from fastmax.backends.triton.kernels.common import normalize_rows, weight, wide
 
 
 @triton.jit
-def _kept(DECAY, NEW, at, count, R: tl.constexpr):
-    """What the query keeps of each recent token and of the sum: exp of the decays of the tokens after it, and of all."""
-    r = tl.arange(0, R)
-    later = tl.where(r + 1 == count, NEW, tl.load(DECAY + at + r + 1, mask=r + 1 < count, other=0.0))
-    after = tl.sum(tl.where(r[None, :] >= r[:, None], later[None, :], 0.0), 1)
-    everything = tl.sum(tl.load(DECAY + at + r, mask=r < count, other=0.0), 0) + NEW
-    return tl.exp(after), tl.exp(everything)
+def _kept(RECENT_DECAY, new_decay, count, r, R: tl.constexpr):
+    """What the query keeps of recent tokens r: exp of the decays of all tokens after each."""
+    all = tl.arange(0, R)
+    later = tl.load(RECENT_DECAY + all, mask=all < count, other=0.0)
+    return tl.exp(tl.sum(tl.where(all[None, :] > r[:, None], later[None, :], 0.0), 1) + new_decay)
 
 
 @triton.jit(do_not_specialize=["count", "room", "features"])
 def step(Q, K, V, SCALE, MASK, LOG_DECAY, TOTAL, RECENT_K, RECENT_U, RECENT_DECAY, OUT,
          count, room, features, key_heads, q_b, q_h, k_b, k_h, v_b, v_h, mask_b, decay_b, decay_h,
          D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, BV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
-         R: tl.constexpr, ORDER: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, MASKED: tl.constexpr, DECAY: tl.constexpr, SUMMED: tl.constexpr):  # fmt: skip
+         R: tl.constexpr, BR: tl.constexpr, ORDER: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, MASKED: tl.constexpr, DECAY: tl.constexpr, SUMMED: tl.constexpr):  # fmt: skip
     """TOTAL (B, Hkv, features, DV + 1), RECENT_K (B, Hkv, room, D), RECENT_U, RECENT_DECAY; `count` recent tokens; SCALE (Hq,); OUT (B, Hq, DV)."""
     head = tl.program_id(0)
     b, h = head // key_heads, head % key_heads
     DT: tl.constexpr = RECENT_K.dtype.element_ty
-    od, og, ov, r = tl.arange(0, DP), tl.arange(0, GP), tl.program_id(1) * BV + tl.arange(0, BV), tl.arange(0, R)
+    od, og, ov = tl.arange(0, DP), tl.arange(0, GP), tl.program_id(1) * BV + tl.arange(0, BV)
     md, mv = od < D, ov < DV
     counts = tl.zeros((), dtype=tl.int32) == 0
     if MASKED:
@@ -51,19 +49,18 @@ def step(Q, K, V, SCALE, MASK, LOG_DECAY, TOTAL, RECENT_K, RECENT_U, RECENT_DECA
     # its own key, which has not faded
     p = weight(tl.sum(q * k, 1), ORDER) * one
     f, g = p[:, None] * v[None, :], p
-    # the recent ones
-    seen = r < count
-    keys = tl.load(RECENT_K + (at + r)[:, None] * D + od[None, :], mask=seen[:, None] & md[None, :], other=0.0)
-    kept = tl.where(seen, 1.0, 0.0).to(DT)
-    of_sum = tl.zeros((), dtype=DT) + 1.0
-    if DECAY:
-        kept_recent, of_sum = _kept(RECENT_DECAY, new_decay, at, count, R)
-        kept *= kept_recent
-    weights = weight(tl.sum(q[:, None, :] * keys[None, :, :], 2), ORDER) * kept[None, :]
-    values = tl.load(RECENT_U + (at + r)[:, None] * (DV + 1) + ov[None, :], mask=seen[:, None] & mv[None, :], other=0.0)
-    last = tl.load(RECENT_U + (at + r) * (DV + 1) + DV, mask=seen, other=0.0)
-    f += tl.sum(weights[:, :, None] * values[None, :, :], 1)
-    g += tl.sum(weights * last[None, :], 1)
+    for r0 in range(0, count, BR):
+        r = r0 + tl.arange(0, BR)
+        seen = r < count
+        keys = tl.load(RECENT_K + (at + r)[:, None] * D + od[None, :], mask=seen[:, None] & md[None, :], other=0.0)
+        weights = weight(tl.sum(q[:, None, :] * keys[None, :, :], 2), ORDER)
+        if DECAY:
+            weights *= _kept(RECENT_DECAY + at, new_decay, count, r, R)[None, :]
+        values = tl.load(
+            RECENT_U + (at + r)[:, None] * (DV + 1) + ov[None, :], mask=seen[:, None] & mv[None, :], other=0.0
+        )
+        f += tl.sum(weights[:, :, None] * values[None, :, :], 1)
+        g += tl.sum(weights * tl.load(RECENT_U + (at + r) * (DV + 1) + DV, mask=seen, other=0.0)[None, :], 1)
     if SUMMED:
         total = TOTAL + wide(head) * features * (DV + 1)
         fs = tl.zeros((GP, BV), dtype=DT) + tl.load(total + ov, mask=mv, other=0.0)[None, :]
@@ -82,8 +79,13 @@ def step(Q, K, V, SCALE, MASK, LOG_DECAY, TOTAL, RECENT_K, RECENT_U, RECENT_DECA
                 fs += tl.sum(phi[:, :, None] * square[None, :, :], 1)
                 gs += tl.sum(phi * tl.load(place + DV, mask=tail, other=0.0)[None, :], 1)
                 row += (D - m) * (DV + 1)
-        f += fs * of_sum
-        g += gs * of_sum
+        if DECAY:
+            every = tl.arange(0, R)
+            kept = tl.exp(tl.sum(tl.load(RECENT_DECAY + at + every, mask=every < count, other=0.0), 0) + new_decay)
+            fs *= kept
+            gs *= kept
+        f += fs
+        g += gs
     new = at + count
     tl.store(RECENT_U + new * (DV + 1) + ov, v, mask=mv)
     if tl.program_id(1) == 0:
