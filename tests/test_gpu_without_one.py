@@ -1,4 +1,4 @@
-"""What can be said of GPUs without one: shapes and devices of fake tensors, checks that wait for nothing, which backend runs."""
+"""What can be said of GPUs without one: fake tensors, checks that wait for nothing, which backend runs."""
 
 import logging
 import subprocess

@@ -1,8 +1,8 @@
-"""An estimate, not a measurement: the time of FlashAttention over that of the Triton kernels, causal, bf16, by arithmetic alone.
+"""An estimate, not a measurement: the time of FlashAttention over that of the Triton kernels, causal, bf16, by arithmetic.
 
     python tools/gpu_roofline.py
 
-Operations are those of the kernels (docs/gpu.md), at an assumed share of the peak; FlashAttention's are at its published pace.
+Operations are those of the kernels (docs/gpu.md), at an assumed share of the peak; FlashAttention has its published pace.
 """
 
 import torch

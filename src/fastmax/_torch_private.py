@@ -87,4 +87,4 @@ def assert_later(condition: Tensor, message: str) -> None:
 
 def assert_on_device(condition: Tensor, message: str) -> None:
     """Of a condition on a GPU: nothing waits for it; where it does not hold, the device stops with the message."""
-    torch._assert_async(condition, message)  # type: ignore[call-overload]
+    torch._assert_async(condition, message)

@@ -1,7 +1,7 @@
 """What every backend must compute: calls of all kinds, the definition in fp64 with autograd's gradients, and the comparison.
 
-A backend takes part by being in `fastmax.backends.NAMES`, once for each instruction set level if it has levels. Triton's takes
-part on a GPU, and in Triton's interpreter, in a process of its own.
+A backend takes part by being in `fastmax.backends.NAMES`, once for each instruction set level if it has levels. Triton's
+takes part on a GPU, and in Triton's interpreter, in a process of its own.
 """
 
 import re
@@ -46,7 +46,10 @@ class Variant(NamedTuple):
 
     @property
     def backend(self) -> Backend:
-        return interpreted() if self.level == "interpreted" else backends.load(self.name)
+        if self.level == "interpreted":
+            found: Any = interpreted()
+            return found
+        return backends.load(self.name)
 
     @property
     def plan(self) -> Plan:

@@ -1,8 +1,8 @@
 """Makes Triton's interpreter honest about bf16 and tf32. For tests alone; the kernels are not touched.
 
-In triton 3.7.1 it keeps bf16 as the bits of a uint16: products, sums and differences of bf16 are then those of the bit patterns,
-without an error; fp32 to bf16 truncates instead of rounding to nearest even; and products of fp32 are exact, whatever precision
-is asked for.
+In triton 3.7.1 it keeps bf16 as the bits of a uint16: products, sums and differences of bf16 are then those of the bit
+patterns, without an error; fp32 to bf16 truncates instead of rounding to nearest even; and products of fp32 are exact,
+whatever precision is asked for.
 """
 
 from typing import Any

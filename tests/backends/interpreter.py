@@ -1,7 +1,7 @@
 """The Triton backend in Triton's interpreter: a process of its own, asked for one call at a time over a pipe.
 
-Kernels choose between compiler and interpreter when they are imported (TRITON_INTERPRET=1), and the interpreter is patched to be
-honest about bf16, so neither may happen in the process of the other tests.
+Kernels choose between compiler and interpreter when they are imported (TRITON_INTERPRET=1), and the interpreter is patched
+to be honest about bf16, so neither may happen in the process of the other tests.
 """
 
 import atexit

@@ -1,6 +1,6 @@
-"""Compile the kernels for GPUs that are not here, and read what they cost. Needs no driver; the triton wheel brings the tools.
+"""Compile the kernels for GPUs that are not here, and read what they cost. Needs no driver: the triton wheel has the tools.
 
-    python -m tests.backends.offline sm_80 sm_90 --head-dim 64 128 [--dtype bf16 fp16 fp32] [--order 2] [--kernel read] [--small]
+    python -m tests.backends.offline sm_80 sm_90 --head-dim 64 128 [--dtype bf16 fp32] [--order 2] [--kernel read] [--small]
 
 One line of JSON per kernel. In a process of its own: under TRITON_INTERPRET nothing is compiled.
 """
@@ -68,21 +68,29 @@ class Kernel(NamedTuple):
 
 
 def kernels(tiles: Tiles, head_dim: int, order: int, precision: str) -> list[Kernel]:
-    """As `Work` launches them, with every feature on that costs registers but forgetting, which costs in the dense part alone."""
-    shape = {"D": head_dim, "DV": head_dim, "DVR": head_dim, "ORDER": order, "B": tiles.block, "GROUPS": 1}
+    """As `launch` launches them, with all features but forgetting, which costs in the dense part alone."""
+    shape: dict[str, Any] = {
+        "D": head_dim,
+        "DV": head_dim,
+        "DVR": head_dim,
+        "ORDER": order,
+        "B": tiles.block,
+        "GROUPS": 1,
+    }
     shape |= {"PACKED": True, "MASKED": True, "DECAY": False, "PRECISION": precision, "HAS_IN": True}
     rows = shape | {"CAUSAL": True, "STATE": True, "DENSE": True}
     reads = rows | {"U": tiles.unroll, "BT": tiles.rows, "BS": tiles.columns}
-    vjp = rows | {"DR": head_dim, "BT": tiles.vjp_rows, "BS": tiles.vjp_columns}
+    vjp: dict[str, Any] = rows | {"DR": head_dim, "BT": tiles.vjp_rows, "BS": tiles.vjp_columns}
     vjp |= {"NORM": "standardize", "EPS": EPS, "SCALED": True}
+    vjp_launch = tiles.vjp_warps, tiles.vjp_stages
     sums = {name: value for name, value in shape.items() if name not in ("DVR", "MASKED")}
     sums |= {"G": tiles.sums, "BT": tiles.tokens, "STORE": True, "HAS_OUT": True}
     return [
         Kernel("accumulate S", accumulate, sums | {"REVERSE": False}, (), tiles.sum_warps, tiles.stages),
         Kernel("read o", read, reads | {"REVERSE": False, "FORWARD": True}, ("A", *INPUTS), tiles.warps, tiles.stages),
         Kernel("read dv", read, reads | {"REVERSE": True, "FORWARD": False}, INPUTS, tiles.warps, tiles.stages),
-        Kernel("read_vjp dq", read_vjp, vjp | {"REVERSE": False, "QUERIES": True}, ("A_Y", *INPUTS), tiles.vjp_warps, tiles.vjp_stages),
-        Kernel("read_vjp dk", read_vjp, vjp | {"REVERSE": True, "QUERIES": False}, ("A", *INPUTS), tiles.vjp_warps, tiles.vjp_stages),
+        Kernel("read_vjp dq", read_vjp, vjp | {"REVERSE": False, "QUERIES": True}, ("A_Y", *INPUTS), *vjp_launch),
+        Kernel("read_vjp dk", read_vjp, vjp | {"REVERSE": True, "QUERIES": False}, ("A", *INPUTS), *vjp_launch),
     ]  # fmt: skip
 
 
@@ -102,10 +110,11 @@ def small_kernels(head_dim: int, order: int, language: Any) -> list[Kernel]:
         "DECAY": True,
     }
     one_step = token | norm | {"DV": head_dim, "G": 4, "GP": 4, "R": 128, "BR": 16, "SUMMED": True}
+    tokens, centred = {"DR": head_dim, "D": head_dim, "BT": 64, "SCALED": True}, ("K_HAT", "K_STATE", "V_STATE")
     return [
-        Kernel("normalize", normalize, {"DR": head_dim, "D": head_dim, "BT": 64, "SCALED": True} | norm, ("X",), products=("OUT",)),
+        Kernel("normalize", normalize, tokens | norm, ("X",), products=("OUT",)),
         Kernel("centre", centre, means, ()),
-        Kernel("centre_keys", centre_keys, values | {"D": head_dim, "DECAY": True}, ("V",), products=("K_HAT", "K_STATE", "V_STATE")),
+        Kernel("centre_keys", centre_keys, values | {"D": head_dim, "DECAY": True}, ("V",), products=centred),
         Kernel("output_grads", output_grads, grads, ("O", "DO"), products=("Q_HAT", "W", "W_STATE")),
         Kernel("step", step, one_step, ("Q", "K", "V", "OUT")),
         Kernel("fold", fold, token | {"COLUMNS": head_dim + 1}, ()),
@@ -149,7 +158,7 @@ def cost(built: Any, target: str) -> dict[str, Any]:
     found = {"shared": built.metadata.shared, "fits": built.metadata.shared <= SHARED[target]}
     if target.startswith("gfx"):
         text = built.asm["amdgcn"]
-        number = {n: int(re.search(rf"\.{n}:\s+(\d+)", text)[1]) for n in ("vgpr_count", "vgpr_spill_count")}
+        number = {n: _number(rf"\.{n}:\s+(\d+)", text) for n in ("vgpr_count", "vgpr_spill_count")}
         products = len(re.findall("v_mfma", text))
         return found | {
             "registers": number["vgpr_count"],
@@ -168,8 +177,8 @@ def cost(built: Any, target: str) -> dict[str, Any]:
         usage = subprocess.run(
             [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True
         ).stdout
-        found["registers"] = int(re.search(r"REG:(\d+)", usage)[1])
-        found["spills"] = int(re.search(r"(\d+) bytes spill stores", said)[1])
+        found["registers"] = _number(r"REG:(\d+)", usage)
+        found["spills"] = _number(r"(\d+) bytes spill stores", said)
         found["products"] = len(re.findall(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma", built.asm["ptx"]))
         if arch < 100:
             listing = subprocess.run(
@@ -177,6 +186,12 @@ def cost(built: Any, target: str) -> dict[str, Any]:
             )
             found["loops"] = [f"{loop.total()}/{loop['product']}" for loop in loops(listing.stdout) if loop["product"]]
     return found
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found is not None, pattern
+    return int(found[1])
 
 
 def loops(listing: str) -> Iterator[Counter[str]]:

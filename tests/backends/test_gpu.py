@@ -1,5 +1,6 @@
 """The Triton backend on a GPU (`make test-gpu`): sizes that nothing else can run, equal bits, no waiting, decoding."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def test_more_sequences_than_an_axis_of_a_grid_has(is_causal: bool) -> None:
     q, k, v = (on_gpu(total, 1, 16) for _ in range(3))
     packed = fastmax_varlen_attention(q, k, v, cu, cu, is_causal=is_causal, scale=1 / 16, backend="triton")
     some = cu[:500].tolist()
-    for a, b in zip(some, some[1:], strict=False):
+    for a, b in pairwise(some):
         if b > a:
             alone = (x[a:b].transpose(0, 1) for x in (q, k, v))
             expected = fastmax_attention(*alone, is_causal=is_causal, scale=1 / 16, backend="chunked").transpose(0, 1)

@@ -1,6 +1,6 @@
 """In bf16 the factorized form of the Triton backend is about as exact as its dense form, also where keys are alike or few.
 
-There a weight of 0.5 is a sum of terms of order D^2 / 2, which bf16 cannot hold; the sums are about the mean of the keys instead.
+There a weight of 0.5 is a sum of terms of order D^2 / 2, which bf16 cannot hold: so the sums are about the mean of the keys.
 """
 
 import pytest

@@ -91,12 +91,12 @@ def _seconds(call: Callable[[], object], device: str) -> float:
         start = time.perf_counter()
         call()
         return time.perf_counter() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     call()
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1000
+    return float(begin.elapsed_time(end)) / 1000
 
 
 def _wait(device: str) -> None:

@@ -86,7 +86,7 @@ def _seconds(call: Call, arch: str, tiles: Tiles, do: Any) -> float | None:
 
     best = None
     for _ in range(4):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         try:
             begin.record()
             o, g, _ = call.new_outputs()

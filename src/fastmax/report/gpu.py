@@ -1,4 +1,4 @@
-"""The table of `fastmax bench kernel --device cuda`: time, TFLOP/s, GB/s, beside the GPU's data sheet and softmax attention."""
+"""The table of `fastmax bench kernel --device cuda`: time and pace, beside the GPU's data sheet and softmax attention."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Fastmax on GPUs by kernels in Triton: both exact forms, normalization and division fused. Triton is imported at the first launch."""
+"""Fastmax on GPUs by kernels in Triton: both exact forms, all fused. Triton is imported at the first launch."""
 
 from torch import Tensor
 

@@ -79,7 +79,7 @@ def _summed(
     work: Work, side: Side, span: Span, values: Values, centres: Centres | None, start: Tensor | None, *, total: bool,
     chunks: bool = True,
 ) -> tuple[Sums | None, Tensor | None]:  # fmt: skip
-    """The sums that the other side reads in this span, and the `total` in the public order, each None where it is not needed."""
+    """The sums that the other side reads in this span, and the `total` in the public order; None where not needed."""
     stored = chunks and work.is_causal and (work.stores_chunks or start is not None)
     total_is_read = chunks and not work.is_causal and not work.dense
     if centres is None or not (stored or total or total_is_read):

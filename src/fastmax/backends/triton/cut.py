@@ -1,4 +1,4 @@
-"""How a call is cut: the dtype of its products, its tiles, the shape of its state, and parts of it small enough for memory."""
+"""How a call is cut: the dtype of its products, its tiles, the shape of its state, and parts that fit into memory."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 def parts(call: Call, plan: Plan, arch: str) -> Iterator[Part]:
-    """Whole calls, but packed ones by groups of heads: where their sequences end only the device knows, so spans cannot be cut."""
+    """Whole calls, but packed ones by groups of heads: where their sequences end, and spans could, only the device knows."""
     heads, groups = call.k.shape[1], max(1, call.groups)
     at_once = max(1, heads)
     if call.cu_seqlens_q is not None and call.options.is_causal:

@@ -22,12 +22,12 @@ def can_step(where: torch.device, order: int, head_dim: int, value_dim: int) -> 
 
 
 class PreparedStep:
-    """For tokens of the shapes, strides and dtypes of these. Decays are not looked at: that would be a wait for the device."""
+    """For tokens like these. Decays are not looked at: that would be a wait for the device."""
 
     def __init__(
         self,
         q: Tensor,
-        k: Tensor,
+        k: Tensor,  # noqa: ARG002  (the contract has it)
         v: Tensor,
         total: Tensor | None,
         recent_k: Tensor,
@@ -86,7 +86,8 @@ class PreparedStep:
         if out.numel():
             with self._on():
                 step[(self._batch * self._heads, ceil_div(self._value_dim, self._columns))](
-                    q, k, v, self._scale if head_scale is None else self._scale * head_scale, none if key_mask is None else key_mask,
+                    q, k, v, self._scale if head_scale is None else self._scale * head_scale,
+                    none if key_mask is None else key_mask,
                     none if log_decay is None else log_decay, none if self._total is None else self._total,
                     self._keys, self._values, none if self._decays is None else self._decays, out,
                     recent_count, self._keys.shape[2], features, self._heads,

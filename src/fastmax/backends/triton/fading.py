@@ -29,7 +29,7 @@ class Fading(NamedTuple):
 
 def fading(log_decay: Tensor, sequences: Sequences, chunk: int, slots: Slots) -> Fading:
     """In fp64, of which nothing is read back: chunks count from the start of their sequence."""
-    batch, heads, tokens = log_decay.shape
+    heads, tokens = log_decay.shape[1:]
     total = log_decay.to(wide(log_decay.device)).cumsum(-1)
     before = pad(total, (1, 0))
     device = log_decay.device
@@ -40,7 +40,7 @@ def fading(log_decay: Tensor, sequences: Sequences, chunk: int, slots: Slots) ->
         begin = starts[own] + (at - starts[own]) // chunk * chunk
         end = torch.minimum(begin + chunk, ends[own])
         owner = slots.owner.clamp(min=0).long()
-        slot_begin = starts[owner] + (torch.arange(slots.count, device=device) - slots.first[owner]) * chunk
+        slot_begin = starts[owner] + (torch.arange(slots.number, device=device) - slots.first[owner]) * chunk
         slot_end = torch.minimum(slot_begin + chunk, ends[owner])
         slot_begin, slot_end = (x.clamp(0, tokens) for x in (slot_begin, slot_end))
     else:

@@ -88,9 +88,9 @@ def centre_keys(work: Work, keys: Side, span: Span, values: Values, centres: Cen
     from fastmax.backends.triton.kernels.centre_keys import centre_keys
 
     rows = work.sequences.tiles(ROWS, span.keys, of_queries=False)
-    if rows.count * work.key_heads:
+    if rows.number * work.key_heads:
         with _on(work):
-            centre_keys[(rows.count, work.key_heads)](
+            centre_keys[(rows.number, work.key_heads)](
                 keys.hat, work.v, work.counts, work.none if work.fading is None else work.fading.from_here, *centres,
                 values.x_of_state, values.a_of_state, values.last_of_state, rows.owner, rows.first, keys.cu, work.v.shape[2],
                 span.start, span.keys, rows.per_sequence, *work.v.stride()[:3],
@@ -117,15 +117,16 @@ def output_grads(
     rows = work.sequences.tiles(ROWS, span.queries, of_queries=True)
     heads, tokens = work.call.q.shape[1:3]
     given_o, given_g = o if do is None else channels_last(do), g if dg is None else dg
-    if rows.count * heads:
+    if rows.number * heads:
         with _on(work):
-            output_grads[(rows.count, heads)](
+            output_grads[(rows.number, heads)](
                 o, g, given_o, given_g, queries.hat, work.none if work.fading is None else work.fading.until_here,
                 *(centres or (work.none, work.none)), w.a, w.last, w.a_of_state, w.last_of_state, w.f0, w.f1, rows.owner,
                 rows.first, queries.cu, tokens, span.start, span.queries, rows.per_sequence,
                 *o.stride()[:3], *g.stride(), *given_o.stride()[:3], *given_g.stride(),
                 D=work.shape.d, DVR=work.shape.value_dim, DV=work.shape.dv, ORDER=work.shape.order, BT=ROWS,
-                GROUPS=work.call.groups, PACKED=work.sequences.packed, HAS_DO=do is not None, HAS_DG=dg is not None, STATE=centres is not None, DECAY=work.fading is not None,
+                GROUPS=work.call.groups, PACKED=work.sequences.packed, HAS_DO=do is not None, HAS_DG=dg is not None,
+                STATE=centres is not None, DECAY=work.fading is not None,
             )  # fmt: skip
 
 
@@ -137,7 +138,7 @@ def accumulate(
 
     shape, tiles, count, heads = work.shape, work.tiles, work.sequences.count, work.key_heads
     none = work.none, work.none
-    slots, ends = span.chunks.count if chunks else 0, count if total else 0
+    slots, ends = span.chunks.number if chunks else 0, count if total else 0
     s = torch.empty(slots, heads, shape.rows, shape.dv, device=work.device, dtype=work.products.dtype)
     z = torch.empty(slots, heads, shape.column, device=work.device)
     s_out = torch.empty(ends, heads, shape.rows, shape.dv, device=work.device)
@@ -148,7 +149,8 @@ def accumulate(
     if count * heads:
         with _on(work):
             accumulate[((pairs + 1 + blocks) * count * heads,)](
-                values.x_of_state, values.a_of_state, values.last_of_state, values.f0, values.f1, work.of_chunk(span), s, z, *given, s_out, z_out,
+                values.x_of_state, values.a_of_state, values.last_of_state, values.f0, values.f1, work.of_chunk(span), s, z,
+                *given, s_out, z_out,
                 side.cu, span.chunks.first, side.hat.shape[2], span.start, side.length(span), work.chunk, heads,
                 D=shape.d, DV=shape.dv, ORDER=shape.order, B=shape.block, G=tiles.sums, BT=tiles.tokens,
                 GROUPS=work.call.groups if side.are_queries else 1, REVERSE=side.are_queries, PACKED=work.sequences.packed,
@@ -159,19 +161,19 @@ def accumulate(
 
 
 def read(
-    work: Work, rows: Side, columns: Side, span: Span, own: Values, values: Values, sums: Sums | None, centres: Centres | None,
-    out: Tensor, *, g: Tensor | None = None, dc: Tensor | None = None,
+    work: Work, rows: Side, columns: Side, span: Span, own: Values, values: Values, sums: Sums | None,
+    centres: Centres | None, out: Tensor, *, g: Tensor | None = None, dc: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """o and g of queries; or, where rows are keys and the values are w, the gradient of the values (and of c). `own` are the rows'."""
+    """o and g of queries; or, where rows are keys and the values are w, the gradient of the values (and of c)."""
     from fastmax.backends.triton.kernels.read import read
 
     tiles, shape, forward = work.tiles, work.shape, rows.are_queries
     table = work.sequences.tiles(tiles.rows, rows.length(span), of_queries=forward)
     heads = rows.hat.shape[1]
     none = work.none
-    if table.count * heads:
+    if table.number * heads:
         with _on(work):
-            read[(table.count, heads)](
+            read[(table.number, heads)](
                 rows.hat, own.x_of_state, columns.hat, values.a, values.last, *(centres or (none, none)), *_read(work, sums),
                 *_fade(work, forward), out, none if g is None else g, work.v, work.counts, none if dc is None else dc,
                 table.owner, table.first, span.chunks.first, rows.cu, columns.cu, rows.hat.shape[2], columns.hat.shape[2],
@@ -193,11 +195,11 @@ def read_vjp(
     table = work.sequences.tiles(tiles.vjp_rows, rows.length(span), of_queries=rows.are_queries)
     heads = rows.hat.shape[1]
     none = work.none
-    if table.count * heads:
+    if table.number * heads:
         with _on(work):
-            read_vjp[(table.count, heads)](
-                rows.hat, own.x_of_state, own.a, own.last, own.a_of_state, own.last_of_state, columns.hat, other.a, other.last, none if centres is None else centres.x, *_read(work, sums),
-                *_fade(work, rows.are_queries)[1:], rows.raw, work.head_scale, out, none if d_scale is None else d_scale,
+            read_vjp[(table.number, heads)](
+                rows.hat, own.x_of_state, own.a, own.last, own.a_of_state, own.last_of_state, columns.hat, other.a,
+                other.last, none if centres is None else centres.x, *_read(work, sums), *_fade(work, rows.are_queries)[1:], rows.raw, work.head_scale, out, none if d_scale is None else d_scale,
                 table.owner, table.first, span.chunks.first, rows.cu, columns.cu, rows.hat.shape[2], columns.hat.shape[2],
                 span.start, rows.length(span), columns.length(span), table.per_sequence, work.chunk, work.key_heads,
                 *own.a.stride()[:3], *other.a.stride()[:3], *rows.raw.stride()[:3], *out.stride()[:3],

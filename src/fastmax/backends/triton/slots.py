@@ -17,7 +17,7 @@ class Slots(NamedTuple):
 
     first: Tensor  # (sequences + 1,), int32
     owner: Tensor  # sequence of each slot, int32; -1 where the upper bound on their number was not reached
-    count: int
+    number: int
     per_sequence: int  # 0 if sequences differ
 
 

@@ -1,7 +1,7 @@
 """The state in the order of rows that the kernels have, about a centre, and back: linear maps, in fp32.
 
-Public (features.py): 1; x_m; x_m x_l for m <= l, squares over sqrt(2); columns [v, 1]. The kernels (kernels/accumulate.py): pairs
-of blocks, then x_m, for the columns v; Z for the constant row and for the last column.
+Public (features.py): 1; x_m; x_m x_l for m <= l, squares over sqrt(2); columns [v, 1]. The kernels (kernels/accumulate.py):
+pairs of blocks, then x_m, for the columns v; Z for the constant row and for the last column.
 """
 
 from functools import lru_cache
@@ -65,8 +65,8 @@ def _index(shape: Shape, device: torch.device) -> _Index:
     i, j = l // block, m // block
     row = (i * (i + 1) // 2 + j) * block**2 + (l % block) * block + m % block
     found = (m, l, (m == l).nonzero().flatten(), torch.where(m == l, 2**0.5, 1.0), torch.cat(parts), row)
-    found += (number.flatten(), number[:dim, :dim].flatten())
-    return _Index(*(x.to(device) for x in found))
+    squares = (number.flatten(), number[:dim, :dim].flatten())
+    return _Index(*(x.to(device) for x in (*found, *squares)))
 
 
 def mean_of(state: Tensor, shape: Shape, dtype: torch.dtype) -> Centres:
@@ -91,7 +91,8 @@ def _about(moments: list[Tensor], centre: Tensor, index: _Index | None, *, adjoi
         if index is None:
             return [s0 + (c * s1).sum(-2, keepdim=True), s1]
         dim = centre.shape[-1]
-        square = s2[0].index_select(-2, index.pair_of_channels).unflatten(-2, (dim, dim))
+        square = s2[0].index_select(-2, index.pair_of_channels)
+        square = square.reshape(*square.shape[:-2], dim, dim, square.shape[-1])
         near = (square * c.unsqueeze(-3)).sum(-2)
         return [s0 + (c * (s1 + near / 2)).sum(-2, keepdim=True), s1 + near, s2[0]]
     found = [s0, s1 - c * s0]

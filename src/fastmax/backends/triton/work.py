@@ -78,7 +78,7 @@ class Work:
         for start in range(0, max(self.longest, 1), at_once):
             own = [max(0, min(n - start, at_once)) for n in (queries, keys)]
             chunks = self.sequences.chunks(self.chunk, max(own)) if self.is_causal else self.sequences.whole()
-            found.append(Span(start, *own, start // self.chunk, chunks))
+            found.append(Span(start, own[0], own[1], start // self.chunk, chunks))
         return found
 
     def of_chunk(self, span: Span) -> Tensor:
@@ -90,7 +90,7 @@ class Work:
 
 
 def _form(call: Call, plan: Plan) -> str:
-    """By the rule; of packed sequences by their mean length, unless a long one among them would make the dense form hopeless."""
+    """By the rule; of packed sequences by their mean length, unless a long one would make the dense form hopeless."""
     options = call.options
     if options.order > 2:
         return "dense"

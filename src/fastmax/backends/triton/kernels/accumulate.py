@@ -50,7 +50,7 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
     od, ov, ot = tl.arange(0, D), tl.arange(0, DV), tl.arange(0, BT)
     if part < P * PER_PAIR:
         I = 0
-        while (I + 1) * (I + 2) // 2 <= part // PER_PAIR:
+        while part // PER_PAIR >= (I + 1) * (I + 2) // 2:
             I += 1
         J = part // PER_PAIR - I * (I + 1) // 2
         m, l = I * B + (part % PER_PAIR) * G + tl.arange(0, G), J * B + tl.arange(0, B)
@@ -58,7 +58,7 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
         sums = tl.zeros((G * B, DV), dtype=tl.float32)
         if HAS_IN:
             sums += tl.load(S_IN + own * ROWS * DV + tile)
-        for count in range(0, end - slot):
+        for count in range(end - slot):
             c = end - slot - 1 - count if REVERSE else count
             if STORE:
                 tl.store(S + (wide(slot + c) * key_heads + h) * ROWS * DV + tile, sums.to(DT))
@@ -83,7 +83,7 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
         if HAS_IN:
             linear += tl.load(S_IN + own * ROWS * DV + below_pairs)
             constant += tl.load(Z_IN + own * COLUMN + SQUARE + D + ov)
-        for count in range(0, end - slot):
+        for count in range(end - slot):
             c = end - slot - 1 - count if REVERSE else count
             if STORE:
                 tl.store(S + (wide(slot + c) * key_heads + h) * ROWS * DV + below_pairs, linear.to(DT))
@@ -121,7 +121,7 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
                 square += tl.load(Z_IN + own * COLUMN + grid)
             column += tl.load(Z_IN + own * COLUMN + SQUARE + block)
             number += tl.load(Z_IN + own * COLUMN + SQUARE + D + DV)
-        for count in range(0, end - slot):
+        for count in range(end - slot):
             c = end - slot - 1 - count if REVERSE else count
             if STORE:
                 z = Z + (wide(slot + c) * key_heads + h) * COLUMN
@@ -144,7 +144,7 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
                     weighted = xb.to(tl.float32) * a1[None, :]
                     if ORDER == 2:
                         xl = tl.load(x + (ot[:, None] * D + od[None, :]), mask=mt[:, None], other=0.0)
-                        if DT == tl.float32:
+                        if tl.float32 == DT:
                             square = tl.dot(weighted, xl, square, input_precision=PRECISION)
                         else:
                             high, low = split(weighted, DT)

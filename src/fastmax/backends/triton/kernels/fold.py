@@ -30,7 +30,7 @@ def fold(TOTAL, RECENT_K, RECENT_U, RECENT_DECAY, number, room, features,
     both = rows[:, None] & (ov < COLUMNS)[None, :]
     sums = tl.load(place, mask=both, other=0.0)
     constant = tl.load(total + ov, mask=first & (ov < COLUMNS), other=0.0)
-    for j in range(0, number):
+    for j in range(number):
         k = tl.load(RECENT_K + (at + j) * D + od, mask=od < D, other=0.0)
         u = tl.load(RECENT_U + (at + j) * COLUMNS + ov, mask=ov < COLUMNS, other=0.0)
         km = tl.load(RECENT_K + (at + j) * D + m, mask=m < D, other=1.0)

@@ -77,9 +77,9 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
                 g += f1 * tl.sum(wide_x * tl.load(z + SQUARE + od)[None, :], 1)
                 if ORDER == 2:
                     ob = tl.arange(0, B)
-                    for block in range(0, NB):
+                    for block in range(NB):
                         square = tl.load(z + od[:, None] * D + (block * B + ob)[None, :])
-                        if DT == tl.float32:
+                        if tl.float32 == DT:
                             zx = tl.dot(xs, square, input_precision=PRECISION)
                         else:
                             high, low = split(square, DT)
@@ -90,7 +90,7 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
             if ORDER == 2:
                 ol, ou, rows = tl.arange(0, B), tl.arange(0, U), tl.arange(0, U * B)
                 I, J, m = 0, 0, 0
-                for _ in range(0, P * B // U):
+                for _ in range(P * B // U):
                     half = tl.where(I == J, 0.5, 1.0)  # a block with itself holds x_m x_l and x_l x_m
                     xj = tl.load(x + (J * B + ol)[None, :], mask=mt[:, None], other=0.0)
                     xm = tl.load(x + (I * B + m + ou)[None, :], mask=mt[:, None], other=0.0)

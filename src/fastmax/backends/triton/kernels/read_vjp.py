@@ -17,7 +17,14 @@ import triton
 import triton.language as tl
 
 from fastmax.backends.triton.kernels.common import (
-    faded, normalize_rows, seen, sequence, split, tile_of_rows, weight, wide,
+    faded,
+    normalize_rows,
+    seen,
+    sequence,
+    split,
+    tile_of_rows,
+    weight,
+    wide,
 )  # fmt: skip
 
 
@@ -99,13 +106,13 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
                 acc += constant[:, None] * centre
             if ORDER == 2:
                 ob = tl.arange(0, B)
-                for block in range(0, NB):  # the denominator's part, of the high and low halves of both factors
+                for block in range(NB):  # the denominator's part, of the high and low halves of both factors
                     xb = (
                         tl.load(x + (block * B + ob)[None, :], mask=mt[:, None], other=0.0).to(tl.float32)
                         * last[:, None]
                     )
                     square = tl.load(z + (block * B + ob)[:, None] * D + od[None, :])
-                    if DT == tl.float32:
+                    if tl.float32 == DT:
                         acc = tl.dot(xb, square, acc, input_precision=PRECISION)
                     else:
                         x_high, x_low = split(xb, DT)
@@ -114,7 +121,7 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
                         acc = tl.dot(x_low, high, acc, input_precision=PRECISION)
                         acc = tl.dot(x_high, low, acc, input_precision=PRECISION)
                 J = od // B
-                for m in range(0, DR):
+                for m in range(DR):
                     I = m // B
                     below = I >= J  # stored as (m, l), else as (l, m)
                     pair = tl.where(below, I * (I + 1) // 2 + J, J * (J + 1) // 2 + I)

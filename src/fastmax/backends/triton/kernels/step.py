@@ -70,7 +70,7 @@ def step(Q, K, V, SCALE, MASK, LOG_DECAY, TOTAL, RECENT_K, RECENT_U, RECENT_DECA
         gs += tl.sum(q * tl.load(total + (1 + od) * (DV + 1) + DV, mask=md, other=0.0)[None, :], 1)
         if ORDER == 2:
             row = total + (1 + D) * (DV + 1)
-            for m in range(0, D):
+            for m in range(D):
                 tail = md & (od >= m)
                 place = row + (od - m) * (DV + 1)
                 qm = tl.sum(tl.where((od == m)[None, :], q, 0.0), 1)
