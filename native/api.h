@@ -98,6 +98,7 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   POINTER(void, recent_k)         /* (batch, key_heads, recent_capacity, head_dim) */    \
   POINTER(void, recent_u)         /* (..., value_dim + 1) */                             \
   POINTER(void, recent_decay)     /* (batch, key_heads, recent_capacity), or absent */   \
+  POINTER(double, total_decay)    /* (batch, key_heads): what the sum has decayed by in all, or absent */ \
   TENSOR(log_decay) /* (batch, key_heads), of the new token, of type `type`, or absent */
 
 #define FM_INT_FIELD(name) int64_t name;

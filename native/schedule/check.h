@@ -42,7 +42,7 @@ inline int check(const FmStep& c) {
   if (c.normalize < FM_AS_IT_IS || c.normalize > FM_RMS) return FM_BAD_NORMALIZE;
   if (c.recent_count < 0 || c.recent_count - c.fold >= c.recent_capacity || !c.recent_k || !c.recent_u) return FM_BAD_CHUNK;
   if (c.fold < 0 || c.fold > c.recent_count || (c.fold && !c.total)) return FM_BAD_CHUNK;
-  if (!c.log_decay.data != !c.recent_decay || (c.log_decay.data && c.log_decay.type != c.type)) return FM_BAD_DECAY;
+  if (!c.log_decay.data != !c.recent_decay || (c.total_decay && !c.recent_decay) || (c.log_decay.data && c.log_decay.type != c.type)) return FM_BAD_DECAY;
   return check_form(c.total ? FM_FACTORIZED : FM_DENSE, c.order);
 }
 

@@ -43,7 +43,7 @@ STEP_FIELDS = (
     ("value_dim", "int"), ("order", "int"), ("normalize", "int"), ("recent_count", "int"), ("recent_capacity", "int"),
     ("fold", "int"), ("scale", "real"), ("eps", "real"), ("q", "tensor"), ("k", "tensor"), ("v", "tensor"), ("o", "tensor"),
     ("mask", "pointer"), ("head_scale", "pointer"), ("total", "pointer"), ("recent_k", "pointer"), ("recent_u", "pointer"),
-    ("recent_decay", "pointer"), ("log_decay", "tensor"),
+    ("recent_decay", "pointer"), ("total_decay", "pointer"), ("log_decay", "tensor"),
 )  # fmt: skip
 STATUSES = (
     "OK",
