@@ -118,22 +118,22 @@ class Library:
     parallel_for: int | None
     levels: tuple[str, ...]
     running: tuple[str, ...]
+    best: int  # the place of the first that runs
 
     def huge_pages(self, x: Tensor) -> None:
         """For a large tensor that was just allocated: page faults in small pages can take longer than filling it."""
         if x.nbytes >= _LARGE:
             self.functions["huge_pages"](x.data_ptr(), x.nbytes)
 
-    def level(self, name: str | None) -> int:
-        """The place of a level in the library, by default of the best that runs here."""
-        if name is None:
-            name = self.running[0]
-        elif name not in self.running:
+    def level(self, name: str) -> int:
+        """The place of a level in the library."""
+        if name not in self.running:
             raise ValueError(f"level must be one that runs here, {', '.join(self.running)}, got {name!r}")
         return self.levels.index(name)
 
     def run(self, function: str, call: bytes, level: str | None) -> None:
-        status = self.functions[function](self.level(level), call, self.parallel_for, torch.get_num_threads())
+        place = self.best if level is None else self.level(level)
+        status = self.functions[function](place, call, self.parallel_for, torch.get_num_threads())
         if status:
             raise refusal(function, call, status)
 
@@ -193,4 +193,4 @@ def load() -> Library | str:
     c.fm_level_count.restype = c_int64
     levels = tuple(c.fm_level_name(i).decode() for i in range(c.fm_level_count()))
     running = tuple(name for i, name in enumerate(levels) if c.fm_level_runs(i))
-    return Library(functions, _torch_private.parallel_for(), levels, running)
+    return Library(functions, _torch_private.parallel_for(), levels, running, levels.index(running[0]))

@@ -39,7 +39,8 @@ class PreparedStep:
         assert not isinstance(library, str), library
         batch, query_heads, _, head_dim = q.shape
         key_heads, value_dim = v.shape[1], v.shape[3]
-        self._library, self._step, self._level = library, library.functions["step"], library.level(level)
+        self._library, self._step = library, library.functions["step"]
+        self._level = library.best if level is None else library.level(level)
         self._numbers = (
             abi.TYPES[recent_k.dtype], batch, query_heads, key_heads, head_dim, value_dim, order,
             abi.NORMALIZATIONS[normalize],
