@@ -83,4 +83,4 @@ class Prepared:
 
 
 _NO_GRADS = abi.NO_TENSOR * 6
-_NOTHING_ELSE = (0,) * 12  # mask, lengths, scales and states
+_NOTHING_ELSE = (0,) * 15  # mask, lengths, scales, states and dropout
