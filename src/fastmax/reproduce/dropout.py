@@ -50,7 +50,7 @@ def runs(budget: str) -> list[DropoutRun]:
 def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
     cost = {"quick": 2.0, "cpu": 50.0, "full": 5000.0}[budget]
     return [
-        Item(NAME, slug(run.mode, run.rate, f"seed{run.seed}"), asdict(run), partial(measure, run), cost)
+        Item(NAME, slug(run.mode, run.rate, f"seed{run.seed}"), asdict(run), partial(measure, run), cost, 1)
         for run in runs(budget)
     ]  # fmt: skip
 

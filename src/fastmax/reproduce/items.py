@@ -34,13 +34,19 @@ class Work:
 
 @dataclass(frozen=True)
 class Item:
-    """`settings` are all that decides the result, as JSON; `cost` is a guess of its seconds, for the estimate of what is left."""
+    """One measurement.
+
+    `settings` are all that decides the result, as JSON; `cost` is a guess of its seconds, for the estimate of what is left;
+    `threads` that torch may use, None for as many as it was given. Small models are trained on one: more do not make them
+    faster, and their numbers then do not depend on how many there are.
+    """
 
     experiment: str
     name: str
     settings: dict[str, Any]
     measure: Callable[[Work], dict[str, Any]]
     cost: float = 1.0
+    threads: int | None = None
 
     def path(self, out: Path) -> Path:
         return out / self.experiment / f"{self.name}.json"

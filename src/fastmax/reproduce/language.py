@@ -62,4 +62,5 @@ def _item(run: LanguageRun) -> Item:
         asdict(run),
         lambda work: language(run, texts.load(run.text, work.data), work.watch(run.steps)),
         cost,
+        threads=1,
     )

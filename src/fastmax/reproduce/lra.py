@@ -80,7 +80,7 @@ def _item(task: str, label: str, changes: dict[str, Any], seed: int, budget: Tas
     settings = {"task": task, "attention": label, "seed": seed, **_differing(config, changes)}
     cost = budget.cost * config.train.steps * _PACES.get(label, 1.0)
     return Item(
-        NAME, slug(task, label, f"seed{seed}").replace("'s", ""), settings, lambda work: train(config, work), cost
+        NAME, slug(task, label, f"seed{seed}").replace("'s", ""), settings, lambda work: train(config, work), cost, 1
     )
 
 

@@ -64,7 +64,7 @@ def runs(budget: str) -> list[ImageRun | LanguageRun]:
 def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
     cost = {"quick": 4.0, "cpu": 80.0, "full": 3000.0}[budget]
     return [
-        Item(NAME, slug(data_of(run), run.attention, f"seed{run.seed}"), asdict(run), partial(measure, run), cost)
+        Item(NAME, slug(data_of(run), run.attention, f"seed{run.seed}"), asdict(run), partial(measure, run), cost, 1)
         for run in runs(budget)
     ]  # fmt: skip
 

@@ -45,4 +45,4 @@ def name_of(run: RecallRun) -> str:
 
 def _item(run: RecallRun) -> Item:
     cost = 2e-5 * run.steps * run.batch * (3 * run.pairs + run.filler) * run.width / 64
-    return Item(NAME, name_of(run), asdict(run), lambda work: recall(run, work.watch(run.steps)), cost)
+    return Item(NAME, name_of(run), asdict(run), lambda work: recall(run, work.watch(run.steps)), cost, threads=1)

@@ -1,11 +1,14 @@
 """Runs what is missing, item by item: kill it at any point, start it again, start it twice: each item is measured once."""
 
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+import torch
 
 from fastmax._progress import Progress
 from fastmax.bench.measure import machine
@@ -52,7 +55,8 @@ def run(
 def plan(experiments: Sequence[Experiment], budget: str, out: Path) -> list[Item]:
     """What is missing, as far as it is known."""
     items = [item for one in experiments for item in one.items(budget, _of_budget(one, budget, out))]
-    return [item for item in items if found(item, out) is None]
+    missing = [item for item in items if found(item, out) is None]
+    return [replace(item, threads=None) for item in missing] if budget == "full" else missing
 
 
 def _of_budget(experiment: Experiment, budget: str, out: Path) -> list[Document]:
@@ -87,8 +91,9 @@ def _measure(
             if found(item, out) is not None:  # another process has just done it
                 return
             start = perf_counter()
-            result = item.measure(Work(data, folder, show))
-            document = write(item, out, result, perf_counter() - start, _machine(command))
+            with _threads(item.threads):
+                result = item.measure(Work(data, folder, show))
+                document = write(item, out, result, perf_counter() - start, _machine(command))
             for entry in folder.iterdir():
                 if entry.is_dir():
                     shutil.rmtree(entry)
@@ -100,6 +105,16 @@ def _measure(
     else:
         outcome.measured += 1
         say(f"{_key(item)}: {document['seconds']:,.0f} s")
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _machine(command: str) -> dict[str, Any]:
