@@ -19,7 +19,7 @@ class Attention(nn.Module, ABC):
     """Whether keys are made of the queries, so that a model needs no projection for them; `k` is then not looked at."""
 
     gate: Gate | None
-    """Of an attention that forgets: a model gives it the input of the layer, and `forward` what it returns, as `log_decay`."""
+    """Of an attention that forgets: a model gives it the input of the layer, and `forward` its result, as `log_decay`."""
 
     def __init__(self) -> None:
         super().__init__()

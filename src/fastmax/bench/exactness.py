@@ -58,8 +58,8 @@ def _relative(x: Tensor, oracle: Tensor) -> float:
 def gradient_bound(tokens: Sequence[int], seed: int) -> list[dict[str, Any]]:
     """The largest |d o_ij / d s_il| over the largest |v| that was found, at order 2, and the bounds.
 
-    "premise": s drawn from [0, 1], as the paper assumes; there the paper's bound, 10 / (2N + 3), and the sharper 2 * 4 / (2N + 3)
-    hold. "as computed": s = q̂ . k̂ of standardized Gaussian tokens, which lies in [-D, D].
+    "premise": s drawn from [0, 1], as the paper assumes; there its bound, 10 / (2N + 3), and the sharper 8 / (2N + 3) hold.
+    "as computed": s = q̂ . k̂ of standardized Gaussian tokens, which lies in [-D, D].
     """
     rows = []
     for n in tokens:
@@ -113,7 +113,7 @@ def negative_weights(seed: int, tokens: int = 64) -> list[dict[str, Any]]:
 
 
 def saved_memory(tokens: Sequence[int], head_dim: int) -> list[dict[str, Any]]:
-    """Bytes that a forward pass of order 2 keeps for its backward pass: the custom gradient, and autograd on the paper's form."""
+    """Bytes that a forward pass of order 2 keeps for backward: the custom gradient, and autograd on the paper's form."""
     rows = []
     for n in tokens:
         for is_causal in (False, True):

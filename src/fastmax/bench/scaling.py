@@ -1,4 +1,4 @@
-"""Time and memory of single attention blocks against the number of tokens: the paper's Figure 3, one head dimension at a time."""
+"""Time and memory of attention blocks against the number of tokens (Figure 3), one head dimension at a time."""
 
 import json
 import subprocess

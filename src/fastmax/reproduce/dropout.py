@@ -1,4 +1,4 @@
-"""Dropout (Figure 2): none and the three ways, at several rates, where there are too few examples: test loss over training."""
+"""Dropout (Figure 2): none and the three ways, at several rates, with too few examples: test loss over training."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -38,10 +38,20 @@ class DropoutRun:
 
 def runs(budget: str) -> list[DropoutRun]:
     sizes: dict[str, dict[str, Any]] = {
-        "quick": {"data": "shapes", "examples": 120, "steps": 100, "batch": 24, "lr": 3e-3, "every": 20, "tested": 400, "layers": 1, "dim": 24},
+        "quick": {
+            "data": "shapes",
+            "examples": 120,
+            "steps": 100,
+            "batch": 24,
+            "lr": 3e-3,
+            "every": 20,
+            "tested": 400,
+            "layers": 1,
+            "dim": 24,
+        },
         "cpu": {},
         "full": {"examples": 2000, "steps": 8000, "every": 400, "tested": 10_000, "layers": 6, "dim": 96, "heads": 4},
-    }  # fmt: skip
+    }
     rates = {"quick": (0.1,), "cpu": (0.05, 0.1, 0.3), "full": (0.05, 0.1, 0.2, 0.3)}[budget]
     ways = [("none", 0.0), *((mode, rate) for rate in rates for mode in MODES)]
     return [DropoutRun(mode, rate, seed, **sizes[budget]) for seed in SEEDS for mode, rate in ways]
@@ -52,7 +62,7 @@ def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
     return [
         Item(NAME, slug(run.mode, run.rate, f"seed{run.seed}"), asdict(run), partial(measure, run), cost, 1)
         for run in runs(budget)
-    ]  # fmt: skip
+    ]
 
 
 def measure(run: DropoutRun, work: Work) -> dict[str, Any]:
@@ -83,7 +93,12 @@ def measure(run: DropoutRun, work: Work) -> dict[str, Any]:
         return work.watch(run.steps)(step, smooth)
 
     trained = train(
-        model, [{"params": list(model.parameters()), "weight_decay": 0.0}], loss, lr=run.lr, steps=run.steps,
-        warmup=max(1, run.steps // 10), watch=watch,
-    )  # fmt: skip
+        model,
+        [{"params": list(model.parameters()), "weight_decay": 0.0}],
+        loss,
+        lr=run.lr,
+        steps=run.steps,
+        warmup=max(1, run.steps // 10),
+        watch=watch,
+    )
     return trained | {"curve": curve, "test_loss": curve[-1][1], "accuracy": curve[-1][2]}

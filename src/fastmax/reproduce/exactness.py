@@ -20,11 +20,16 @@ SEED = 0
 def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
     tokens, saved = TOKENS[budget], SAVED_TOKENS[budget]
     return [
-        _item("error", {"tokens": tokens, "heads": bench.HEADS, "head_dim": bench.HEAD_DIM}, lambda: bench.errors(tokens, SEED), 4),
+        _item(
+            "error",
+            {"tokens": tokens, "heads": bench.HEADS, "head_dim": bench.HEAD_DIM},
+            lambda: bench.errors(tokens, SEED),
+            4,
+        ),
         _item("gradient-bound", {"tokens": BOUND_TOKENS}, lambda: bench.gradient_bound(BOUND_TOKENS, SEED), 2),
         _item("negative-weights", {"tokens": 64}, lambda: bench.negative_weights(SEED), 1),
         _item("saved-memory", {"tokens": saved, "head_dim": 32}, lambda: bench.saved_memory(saved, 32), 2),
-    ]  # fmt: skip
+    ]
 
 
 def _item(name: str, settings: dict[str, Any], measure: Callable[[], list[dict[str, Any]]], cost: float) -> Item:

@@ -49,10 +49,38 @@ def runs(budget: str) -> list[ImageRun | LanguageRun]:
         "full": {"data": "mnist", "steps": 4690, "batch": 128, "lr": 5e-4, "model": VisionConfig(layers=6)},
     }[budget]
     text: dict[str, Any] = {
-        "quick": {"text": "listops", "validation": 4096, "steps": 100, "batch": 8, "lr": 4e-3, "tokens": 64, "layers": 2, "width": 48, "heads": 2},
-        "cpu": {"text": "shakespeare", "steps": 600, "batch": 8, "lr": 4e-3, "tokens": 128, "layers": 2, "width": 128, "heads": 4},
-        "full": {"text": "shakespeare", "steps": 5000, "batch": 64, "lr": 1e-3, "tokens": 256, "layers": 8, "width": 256, "heads": 8},
-    }[budget]  # fmt: skip
+        "quick": {
+            "text": "listops",
+            "validation": 4096,
+            "steps": 100,
+            "batch": 8,
+            "lr": 4e-3,
+            "tokens": 64,
+            "layers": 2,
+            "width": 48,
+            "heads": 2,
+        },
+        "cpu": {
+            "text": "shakespeare",
+            "steps": 600,
+            "batch": 8,
+            "lr": 4e-3,
+            "tokens": 128,
+            "layers": 2,
+            "width": 128,
+            "heads": 4,
+        },
+        "full": {
+            "text": "shakespeare",
+            "steps": 5000,
+            "batch": 64,
+            "lr": 1e-3,
+            "tokens": 256,
+            "layers": 8,
+            "width": 256,
+            "heads": 8,
+        },
+    }[budget]
     seeds = (0,) if budget == "quick" else (0, 1, 2)
     result: list[ImageRun | LanguageRun] = []
     for seed in seeds:
@@ -66,7 +94,7 @@ def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
     return [
         Item(NAME, slug(data_of(run), run.attention, f"seed{run.seed}"), asdict(run), partial(measure, run), cost, 1)
         for run in runs(budget)
-    ]  # fmt: skip
+    ]
 
 
 def measure(run: ImageRun | LanguageRun, work: Work) -> dict[str, Any]:
@@ -86,9 +114,14 @@ def _measure_images(run: ImageRun, data: Images, work: Work) -> dict[str, Any]:
         return cross_entropy(model(data.train[rows]), data.train_labels[rows])
 
     trained = train(
-        model, [{"params": list(model.parameters()), "weight_decay": 0.01}], loss, lr=run.lr, steps=run.steps,
-        warmup=max(1, run.steps // 10), watch=work.watch(run.steps),
-    )  # fmt: skip
+        model,
+        [{"params": list(model.parameters()), "weight_decay": 0.01}],
+        loss,
+        lr=run.lr,
+        steps=run.steps,
+        warmup=max(1, run.steps // 10),
+        watch=work.watch(run.steps),
+    )
     test_loss, accuracy = score(model, data.test, data.test_labels)
     maps = vision_maps(model, data.test[:LOCALITY])
     samples = [

@@ -1,4 +1,4 @@
-"""The attention matrix of any layer while a model runs: what its attention makes of the identity in the place of the values."""
+"""The attention matrix of any layer while a model runs: what its attention makes of the identity as values."""
 
 from types import TracebackType
 from typing import Any

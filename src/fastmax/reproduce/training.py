@@ -38,7 +38,7 @@ def make_model(
     config: LMConfig,
     wrap: Wrap = lambda layer: layer,
 ) -> FastmaxLM:
-    """Models of one seed start from the same weights, whatever their attention. `wrap` may make another class of its layer."""
+    """Models of one seed start from the same weights, whatever their attention. `wrap` may change the layer's class."""
     torch.manual_seed(seed)
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__} | ATTENTIONS[attention]
     layer = SoftmaxAttention if attention.startswith("softmax") else FastmaxAttention

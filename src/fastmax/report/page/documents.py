@@ -20,7 +20,9 @@ def load(folder: Path) -> Results:
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is not JSON ({error})") from error
         if not isinstance(document, dict) or not {"experiment", "settings", "result", "machine"} <= document.keys():
-            raise ValueError(f"{path} is no result of `fastmax reproduce`: experiment, settings, result or machine is missing")
+            raise ValueError(
+                f"{path} is no result of `fastmax reproduce`: experiment, settings, result or machine is missing"
+            )
         found.setdefault(document["experiment"], []).append(document)
     if not found:
         raise ValueError(f"{folder} has no results: `fastmax reproduce --out {folder}` makes them")

@@ -58,7 +58,8 @@ def draw(chart: Chart) -> tuple[bytes, bytes]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": chart.name}):
+    style: Any = STYLE | {"svg.hashsalt": chart.name}
+    with matplotlib.rc_context(style):
         height = max(SIZE[1], 0.9 + 0.27 * len(chart.categories)) if chart.categories else SIZE[1]
         figure = Figure(figsize=(SIZE[0], height), facecolor="white")
         FigureCanvasAgg(figure)
@@ -72,7 +73,7 @@ def draw(chart: Chart) -> tuple[bytes, bytes]:
         files = []
         for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 160})):
             buffer = BytesIO()
-            figure.savefig(buffer, format=kind, **options)  # type: ignore[arg-type]
+            figure.savefig(buffer, format=kind, **options)
             files.append(buffer.getvalue())
     return files[0], files[1]
 
@@ -98,7 +99,9 @@ def _series(axes: Any, chart: Chart, one: Series, number: int) -> None:
             low, high = ([y + sign * d for y, d in zip(one.y, deviation, strict=True)] for sign in (-1, 1))
             axes.fill_between(one.x, low, high, color=look["color"], alpha=0.16, linewidth=0)
     for x in one.missing:  # at the top of the frame: there is no number to go with it
-        axes.plot([x], [0.97], "x", color=look["color"], transform=axes.get_xaxis_transform(), markersize=7, clip_on=False)
+        axes.plot(
+            [x], [0.97], "x", color=look["color"], transform=axes.get_xaxis_transform(), markersize=7, clip_on=False
+        )
 
 
 def _axes(axes: Any, chart: Chart) -> None:

@@ -11,6 +11,8 @@ from fastmax.report.page.words import NAMES, listed
 
 CLASSES = {AGREES: "holds", DIFFERS: "fails", PARTLY: "partly", OPEN: "open"}
 SIGNS = {AGREES: "✓", DIFFERS: "✗", PARTLY: "◐", OPEN: "○"}
+LONG_TEXT, LONG_TABLE = 40, 14
+"""Letters from which on a cell is broken into lines, and rows from which on a table is folded away."""
 _HERE = Path(__file__).parent
 
 
@@ -41,7 +43,8 @@ def page(sections: list[Section], drawn: dict[str, str], results: Results) -> st
 {body}
 {_runs(results)}
 </main>
-<footer><p>Drawn from the JSON beside this page by <code>fastmax report</code>, which measures nothing. Every figure is in figures/ as SVG, PNG and CSV, every table in tables/ as CSV.</p></footer>
+<footer><p>Drawn from the JSON beside this page by <code>fastmax report</code>, which measures nothing.
+Every figure is in figures/ as SVG, PNG and CSV, every table in tables/ as CSV.</p></footer>
 <script type="application/json" id="explorer-data">{data}</script>
 <script>{(_HERE / "page.js").read_text()}</script>
 </body>
@@ -51,7 +54,12 @@ def page(sections: list[Section], drawn: dict[str, str], results: Results) -> st
 
 def conclusions(sections: list[Section]) -> Table:
     rows = tuple((c.source, c.says, c.verdict, c.evidence) for one in sections for c in one.claims)
-    return Table("conclusions", "What the paper says, and what was found", ("where", "the paper says", "on this evidence", "what was found"), rows)
+    return Table(
+        "conclusions",
+        "What the paper says, and what was found",
+        ("where", "the paper says", "on this evidence", "what was found"),
+        rows,
+    )
 
 
 def runs(results: Results) -> Table:
@@ -60,7 +68,20 @@ def runs(results: Results) -> Table:
     for experiment, documents in results.items():
         for d in documents:
             m, seed = d["machine"], d["settings"].get("seed")
-            rows.append((experiment, d["name"], seed, d["seconds"], m["processor"], m["threads"], m["torch"], m["fastmax"], m["date"], m["command"]))
+            rows.append(
+                (
+                    experiment,
+                    d["name"],
+                    seed,
+                    d["seconds"],
+                    m["processor"],
+                    m["threads"],
+                    m["torch"],
+                    m["fastmax"],
+                    m["date"],
+                    m["command"],
+                )
+            )
     columns = ("experiment", "item", "seed", "seconds", "processor", "threads", "torch", "fastmax", "date", "command")
     return Table("runs", "Every item of this report", columns, tuple(rows), ("", "", "", ",.0f"))
 
@@ -70,28 +91,37 @@ def _provenance(results: Results) -> str:
     processors = listed(sorted({f"{m['processor']} ({m['cores']} cores, {m['simd']})" for m in machines}))
     dates = sorted({m["date"] for m in machines})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return f"{len(machines)} measurements on {processors}, torch {listed(sorted({m['torch'] for m in machines}))}, {when}."
+    return (
+        f"{len(machines)} measurements on {processors}, torch {listed(sorted({m['torch'] for m in machines}))}, {when}."
+    )
 
 
 def _conclusions(sections: list[Section]) -> str:
     table = conclusions(sections)
     counts = {verdict: sum(row[2] == verdict for row in table.rows) for verdict in CLASSES}
     said = listed([f"{count} {verdict}" for verdict, count in counts.items() if count])
-    cards = "".join(
-        f'<li class="claim {CLASSES[verdict]}"><p class="says"><span class="verdict">{SIGNS[verdict]} {escape(verdict)}</span> '
-        f"{escape(says)} <span class=\"where\">{escape(where)}</span></p><p>{escape(_sentence(evidence))}</p></li>"
-        for where, says, verdict, evidence in table.rows
+    cards = "".join(_card(*row) for row in table.rows)
+    said = (
+        f"Of {len(table.rows)} claims of the paper: {said}. Each is judged by a rule from the numbers below, "
+        "which are all in the JSON; none by hand."
     )
     return (
-        f'<section id="conclusions"><h2>Conclusions</h2><p>Of {len(table.rows)} claims of the paper: {escape(said)}. Each is judged by a rule from the numbers below, '
-        f"which are all in the JSON; none by hand.</p><ul class=\"claims\">{cards}</ul></section>"
+        f'<section id="conclusions"><h2>Conclusions</h2><p>{escape(said)}</p><ul class="claims">{cards}</ul></section>'
     )
+
+
+def _card(where: str, says: str, verdict: str, evidence: str) -> str:
+    sign = f'<span class="verdict">{SIGNS[verdict]} {escape(verdict)}</span>'
+    claim = f'<p class="says">{sign} {escape(says)} <span class="where">{escape(where)}</span></p>'
+    return f'<li class="claim {CLASSES[verdict]}">{claim}<p>{escape(_sentence(evidence))}</p></li>'
 
 
 def _section(one: Section, drawn: dict[str, str]) -> str:
     blocks = "".join(_block(block, drawn) for block in one.blocks)
     explorer = _EXPLORER if one.name == "maps" and one.data else ""
-    return f'<section id="{one.name}"><h2>{escape(one.title)}</h2><p>{escape(one.intro)}</p>{explorer}{blocks}</section>'
+    return (
+        f'<section id="{one.name}"><h2>{escape(one.title)}</h2><p>{escape(one.intro)}</p>{explorer}{blocks}</section>'
+    )
 
 
 def _block(block: Block, drawn: dict[str, str]) -> str:
@@ -105,13 +135,21 @@ def _block(block: Block, drawn: dict[str, str]) -> str:
 
 
 def _chart(chart: Chart, svg: str) -> str:
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(chart.title)}: {escape(chart.y_label)} against {escape(chart.x_label)}"', 1)
+    svg = svg.replace(
+        "<svg",
+        f'<svg role="img" aria-label="{escape(chart.title)}: {escape(chart.y_label)} against {escape(chart.x_label)}"',
+        1,
+    )
     links = " ".join(f'<a href="figures/{chart.name}.{kind}">{kind.upper()}</a>' for kind in ("svg", "png", "csv"))
     return f"<figure>{svg}<figcaption>{escape(chart.title)} <small>{links}</small></figcaption></figure>"
 
 
 def _finding(one: Finding) -> str:
-    sign = "" if not one.verdict else f'<span class="verdict">{SIGNS[one.verdict]} the paper\'s claim {escape(one.verdict)}</span> '
+    sign = (
+        ""
+        if not one.verdict
+        else f'<span class="verdict">{SIGNS[one.verdict]} the paper\'s claim {escape(one.verdict)}</span> '
+    )
     return f'<p class="finding {CLASSES.get(one.verdict, "")}">{sign}{escape(_sentence(one.text))}</p>'
 
 
@@ -123,24 +161,34 @@ def _sentence(text: str) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col" aria-sort="none"><button type="button">{escape(c.strip())}</button></th>' for c in table.columns)
+    head = "".join(
+        f'<th scope="col" aria-sort="none"><button type="button">{escape(c.strip())}</button></th>'
+        for c in table.columns
+    )
     rows = "".join(f"<tr>{''.join(_cell(table, row, i) for i in range(len(row)))}</tr>" for row in table.rows)
     link = f'<a href="tables/{table.name}.csv">CSV</a>'
-    return (
-        f'<div class="table" tabindex="0" role="region" aria-label="{escape(table.title)}"><table data-name="{table.name}">'
-        f"<caption>{escape(table.title)} <small>{link}</small></caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    caption = f"<caption>{escape(table.title)} <small>{link}</small></caption>"
+    inside = f"{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
+    shown = (
+        f'<div class="table" tabindex="0" role="region" aria-label="{escape(table.title)}">'
+        f'<table data-name="{table.name}">{inside}</table></div>'
     )
+    if len(table.rows) < LONG_TABLE:
+        return shown
+    return f"<details><summary>{escape(table.title)}: {len(table.rows)} rows</summary>{shown}</details>"
 
 
 def _cell(table: Table, row: tuple[Any, ...], column: int) -> str:
     value = row[column]
     number = isinstance(value, int | float)
     sort = f' data-value="{value!r}"' if number else ""
-    return f'<td{" class=number" if number or value is None else ""}{sort}>{escape(table.shown(row, column))}</td>'
+    kind = "number" if number or value is None else "long" if len(str(value)) > LONG_TEXT else ""
+    return f"<td{f' class={kind}' if kind else ''}{sort}>{escape(table.shown(row, column))}</td>"
 
 
 def _runs(results: Results) -> str:
-    return f'<section id="runs"><h2>What was run</h2><details><summary>Every measurement, with its command and machine</summary>{_table(runs(results))}</details></section>'
+    intro = "<p>Every measurement, with its command and machine.</p>"
+    return f'<section id="runs"><h2>What was run</h2>{intro}{_table(runs(results))}</section>'
 
 
 _EXPLORER = """
@@ -152,8 +200,10 @@ _EXPLORER = """
 <label>Sample <select id="ex-sample"></select></label>
 </div>
 <div class="views">
-<div class="view"><canvas id="ex-map" tabindex="0" role="application" aria-label="Attention map: rows are queries, columns are keys. Arrow keys move."></canvas>
-<p class="axis">rows: queries, columns: keys; darker is more, each map on a scale of its own (square root)</p></div>
+<div class="view"><canvas id="ex-map" tabindex="0" role="application"
+aria-label="Attention map: rows are queries, columns are keys. Arrow keys move."></canvas>
+<p class="axis">rows: queries, columns: keys; stronger colour is more weight, each map on a scale of its own
+(square root)</p></div>
 <div class="view"><div id="ex-sample-view"></div></div>
 </div>
 <p id="ex-info" class="info" aria-live="polite">Point at the map, or focus it and use the arrow keys.</p>

@@ -28,7 +28,7 @@ const at = (id) => document.getElementById(id);
 if (at("explorer")) {
   const select = { data: at("ex-data"), model: at("ex-model"), layer: at("ex-layer"), head: at("ex-head"), sample: at("ex-sample") };
   const canvas = at("ex-map"), info = at("ex-info"), view = at("ex-sample-view");
-  let weights = null, tokens = 0, query = 0, key = 0;
+  let weights = null, tokens = 0, query = 8, key = 4;
 
   const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const fill = (box, names) => {

@@ -4,7 +4,19 @@ from math import exp, log
 from typing import Any
 
 from fastmax.report.page.documents import Document, Results
-from fastmax.report.page.parts import AGREES, DIFFERS, PARTLY, Block, Chart, Claim, Finding, Section, Series, Table, untested
+from fastmax.report.page.parts import (
+    AGREES,
+    DIFFERS,
+    PARTLY,
+    Block,
+    Chart,
+    Claim,
+    Finding,
+    Section,
+    Series,
+    Table,
+    untested,
+)
 from fastmax.report.page.words import listed, times
 
 NAME = "scaling"
@@ -27,9 +39,14 @@ def section(results: Results) -> Section:
     masked = _masked(documents)
     s = documents[0]["settings"]
     intro = (
-        f"One attention block of {s['heads']} heads, fp32, random inputs, batch 1; contestants take turns, best of {s['rounds']} "
-        f"rounds. vanilla is softmax by the plain formula, softmax PyTorch's fused kernel. A contestant stops where a call is expected "
-        f"to take over {s['longest']:g} s; an x marks where the N × N matrices of the plain formula exceed {s['limit'] / 2**30:g} GiB."
+        f"One attention block of {s['heads']} heads, fp32, random inputs, batch 1; contestants "
+        f"take turns, best of {s['rounds']} "
+    )(
+        "rounds. vanilla is softmax by the plain formula, softmax PyTorch's fused kernel. A contestant "
+        "stops where a call is expected "
+    )(
+        f"to take over {s['longest']:g} s; an x marks where the N × N matrices of the plain formula "
+        f"exceed {s['limit'] / 2**30:g} GiB."
     )
     forward = [c for d in documents for c in charts(d, "forward")]
     both = [c for d in documents for c in charts(d, "forward + backward")]
@@ -37,7 +54,12 @@ def section(results: Results) -> Section:
     blocks = (
         Block("Forward", tuple(forward), (linear,), (slopes,)),
         Block("Forward and backward", tuple(both), (), (), folded=True),
-        Block("Peak memory of forward and backward, unmasked", tuple(memory), (_memory_finding(documents),), (memory_table(documents),)),
+        Block(
+            "Peak memory of forward and backward, unmasked",
+            tuple(memory),
+            (_memory_finding(documents),),
+            (memory_table(documents),),
+        ),
         Block("Break-even", (), (_even_finding(even),), (even,)),
     )  # fmt: skip
     claims = (grows, *_even_claims(documents), masked)
@@ -53,12 +75,20 @@ def charts(document: Document, kind: str) -> list[Chart]:
         for name in cells[0]["seconds"]:
             points = [(c["tokens"], c["seconds"][name]["best"] * 1e3) for c in cells if name in c["seconds"]]
             missing = tuple(c["tokens"] for c in cells if c["absent"].get(name) == "memory")
-            series.append(Series(name, *map(tuple, zip(*points, strict=True)), missing=missing[:1]))
+            x, y = zip(*points, strict=True) if points else ((), ())
+            series.append(Series(name, x, y, missing=missing[:1]))
         mask = "masked" if is_causal else "unmasked"
         short = "backward" if "backward" in kind else "forward"
         found.append(
             Chart(
-                f"scaling-{short}-{mask}-d{d}", f"D = {d}, {mask}", "tokens N", f"{kind}, ms", tuple(series), True, True, 2
+                f"scaling-{short}-{mask}-d{d}",
+                f"D = {d}, {mask}",
+                "tokens N",
+                f"{kind}, ms",
+                tuple(series),
+                True,
+                True,
+                2,
             )
         )
     return found
@@ -84,7 +114,13 @@ def memory_table(documents: list[Document]) -> Table:
          (row["peak"] - row["before"]) / 2**20)
         for d in documents for row in d["result"]["memory"]
     ]  # fmt: skip
-    return Table("scaling-memory", "Peak memory above that before the inputs, forward + backward", ("D", "mask", "contestant", "N", "MiB"), tuple(rows), ("", "", "", ",", ",.1f"))
+    return Table(
+        "scaling-memory",
+        "Peak memory above that before the inputs, forward + backward",
+        ("D", "mask", "contestant", "N", "MiB"),
+        tuple(rows),
+        ("", "", "", ",", ",.1f"),
+    )
 
 
 def slope_table(documents: list[Document]) -> Table:
@@ -96,7 +132,13 @@ def slope_table(documents: list[Document]) -> Table:
                 for name in cells[0]["seconds"]:
                     slope = growth(cells, name)
                     rows.append((d["settings"]["head_dim"], "masked" if is_causal else "unmasked", kind, name, *slope))
-    return Table("scaling-growth", "Growth of the time: the exponent of N between the two longest that were measured", ("D", "mask", "pass", "contestant", "from N", "to N", "exponent"), tuple(rows), ("", "", "", "", ",", ",", ".2f"))
+    return Table(
+        "scaling-growth",
+        "Growth of the time: the exponent of N between the two longest that were measured",
+        ("D", "mask", "pass", "contestant", "from N", "to N", "exponent"),
+        tuple(rows),
+        ("", "", "", "", ",", ",", ".2f"),
+    )
 
 
 def growth(cells: list[Cell], name: str) -> tuple[int, int, float | None]:
@@ -131,8 +173,18 @@ def break_even_table(documents: list[Document]) -> Table:
                 cells = _cells(d, is_causal, kind)
                 found = [break_even(cells, ours, theirs)[0] for ours in ("fastmax1", "fastmax2") for theirs in SOFTMAX]
                 rows.append((d["settings"]["head_dim"], "masked" if is_causal else "unmasked", kind, *found))
-    columns = ("D", "mask", "pass", *(f"{ours} against {theirs}" for ours in ("fastmax1", "fastmax2") for theirs in SOFTMAX))
-    return Table("scaling-break-even", "The N from which on Fastmax is faster, interpolated between measured N", columns, tuple(rows))
+    columns = (
+        "D",
+        "mask",
+        "pass",
+        *(f"{ours} against {theirs}" for ours in ("fastmax1", "fastmax2") for theirs in SOFTMAX),
+    )
+    return Table(
+        "scaling-break-even",
+        "The N from which on Fastmax is faster, interpolated between measured N",
+        columns,
+        tuple(rows),
+    )
 
 
 def _cells(document: Document, is_causal: bool, kind: str) -> list[Cell]:
@@ -140,14 +192,19 @@ def _cells(document: Document, is_causal: bool, kind: str) -> list[Cell]:
 
 
 def _linear(slopes: Table) -> tuple[Finding, Claim]:
-    ours = [row[-1] for row in slopes.rows if row[3].startswith("fastmax") and row[2] == "forward" and row[-1] is not None]
+    ours = [
+        row[-1] for row in slopes.rows if row[3].startswith("fastmax") and row[2] == "forward" and row[-1] is not None
+    ]
     theirs = [row[-1] for row in slopes.rows if row[3] in SOFTMAX and row[2] == "forward" and row[-1] is not None]
     if not ours or not theirs:
-        return Finding("Too few lengths were measured to tell how times grow."), untested(*LINEAR, "too few lengths were measured")
+        return Finding("Too few lengths were measured to tell how times grow."), untested(
+            *LINEAR, "too few lengths were measured"
+        )
     ok = max(ours) < 1.3 and min(theirs) > 1.6
     verdict = AGREES if ok else PARTLY
     text = (
-        f"At the longest N of each, the time of Fastmax grows as N to the power {min(ours):.2f} to {max(ours):.2f}, that of softmax "
+        f"At the longest N of each, the time of Fastmax grows as N to the power {min(ours):.2f} to {max(ours):.2f}, "
+        "that of softmax "
         f"{min(theirs):.2f} to {max(theirs):.2f}."
     )
     return Finding(text, verdict), Claim(*LINEAR, verdict, text)
@@ -157,8 +214,10 @@ def _even_finding(table: Table) -> Finding:
     every = [cell for row in table.rows for cell in row[3:]]
     below = sum(cell.startswith("below") for cell in every)
     return Finding(
-        f"In {below} of {len(every)} comparisons Fastmax is already ahead at the shortest N that was measured. Fastmax takes the dense form "
-        "where that is cheaper, so it has no reason to lose at short N."
+        (
+            f"In {below} of {len(every)} comparisons Fastmax is already ahead at the shortest N that "
+            "was measured. Fastmax takes the dense form "
+        )("where that is cheaper, so it has no reason to lose at short N.")
     )
 
 
@@ -175,7 +234,10 @@ def _even_claims(documents: list[Document]) -> list[Claim]:
             words.append(f"{said} ({'masked' if is_causal else 'unmasked'})")
             earlier.append(said.startswith("below") or (n is not None and n <= bound))
         verdict = AGREES if all(earlier) else PARTLY if any(earlier) else DIFFERS
-        text = f"On this processor {ours} is ahead of the plain formula, forward, from N = {listed(words)} on: not later than the paper says."
+        text = (
+            f"On this processor {ours} is ahead of the plain formula, forward, from N = {listed(words)} "
+            "on: not later than the paper says."
+        )
         if not all(earlier):
             text = f"On this processor {ours} is ahead of the plain formula, forward, from N = {listed(words)} on."
         claims.append(Claim(*claim, verdict, text))
@@ -186,24 +248,37 @@ def _masked(documents: list[Document]) -> Claim:
     ratios = []
     for d in documents:
         cells = {c: _cells(d, c, "forward")[-1] for c in (False, True)}
-        times_of = {c: cell["seconds"]["fastmax2"]["best"] for c, cell in cells.items() if "fastmax2" in cell["seconds"]}
+        times_of = {
+            c: cell["seconds"]["fastmax2"]["best"] for c, cell in cells.items() if "fastmax2" in cell["seconds"]
+        }
         if len(times_of) == 2:
             ratios.append(times_of[True] / times_of[False])
     if not ratios:
         return untested(*MASKED)
-    text = f"Here masked Fastmax2 takes {min(ratios):.1f} to {max(ratios):.1f} times as long as unmasked, at the longest N: chunks need no state per token."
+    text = (
+        f"Here masked Fastmax2 takes {min(ratios):.1f} to {max(ratios):.1f} times as long as unmasked, "
+        "at the longest N: chunks need no state per token."
+    )
     return Claim(*MASKED, DIFFERS if max(ratios) < 4 else AGREES, text)
 
 
 def _memory_finding(documents: list[Document]) -> Finding:
     parts = []
     for d in documents:
-        rows = {(r["contestant"], r["tokens"]): r["peak"] - r["before"] for r in d["result"]["memory"] if not r["is_causal"]}
+        rows = {
+            (r["contestant"], r["tokens"]): r["peak"] - r["before"] for r in d["result"]["memory"] if not r["is_causal"]
+        }
         common = [n for name, n in rows if name == "vanilla" and ("fastmax2", n) in rows]
         if common:
             n = max(common)
-            parts.append(f"{times(rows['vanilla', n] / max(rows['fastmax2', n], 1))} at D = {d['settings']['head_dim']} (N = {n:,})")
-    return Finding(f"The plain formula needs more memory than Fastmax2: {listed(parts)}.", AGREES) if parts else Finding("")
+            parts.append(
+                f"{times(rows['vanilla', n] / max(rows['fastmax2', n], 1))} at D = {d['settings']['head_dim']} (N = {n:,})"
+            )
+    return (
+        Finding(f"The plain formula needs more memory than Fastmax2: {listed(parts)}.", AGREES)
+        if parts
+        else Finding("")
+    )
 
 
 def _headline(documents: list[Document]) -> str:
@@ -212,5 +287,8 @@ def _headline(documents: list[Document]) -> str:
         if cells:
             c = cells[-1]
             ratio = c["seconds"]["vanilla"]["best"] / c["seconds"]["fastmax2"]["best"]
-            return f"scaling: Fastmax2 forward is {times(ratio)} as fast as softmax by the plain formula at N = {c['tokens']:,}, D = {d['settings']['head_dim']}"
+            return (
+                f"scaling: Fastmax2 forward is {times(ratio)} as fast as softmax by the plain formula at "
+                f"N = {c['tokens']:,}, D = {d['settings']['head_dim']}"
+            )
     return ""
