@@ -44,10 +44,8 @@ def section(results: Results) -> Section:
     intro = (
         f"FastmaxLM with {s['layers']} layers of width {s['width']}, {s['heads']} heads, rotary "
         "positions, equal steps, the same batches for all of a "
-    )(
         "seed. Each attention has the learning rate that is best for it on the validation text "
         "with seed 0; the dotted line is softmax. gated is a forget "
-    )(
         "gate per token and head, decay one learned constant per head, standardized softmax takes "
         "standardized queries and keys."
     )

@@ -60,8 +60,6 @@ def section(results: Results) -> Section:
     intro = (
         "Every attention in the same encoder, equal steps, one preset; the best checkpoint by "
         "dev accuracy is tested. What differs from the paper is in the second table: far fewer "
-        ""
-    )(
         "steps than its 50,000, and, where the task says so, other data. Retrieval here has 16,328 "
         "citation pairs that are not those of the benchmark: its accuracy is not comparable with "
         "published ones."

@@ -33,7 +33,8 @@ def section(results: Results) -> Section:
     intro = (
         "Whole training steps (forward, backward, update) of the preset at full length, random "
         "tokens, fp32, contestants in turns, best of the rounds. vanilla is softmax by the "
-    )("plain formula, which is what the paper timed, on a GPU; ratios to it are what can be compared.")
+        "plain formula, which is what the paper timed, on a GPU; ratios to it are what can be compared."
+    )
     blocks = []
     for rate, found in sorted(group(documents, lambda d: d["settings"]["attention_dropout"]).items()):
         kind = f"attention dropout {rate:g}"

@@ -39,10 +39,10 @@ def section(results: Results) -> Section:
     intro = (
         "Small Transformers on images, by patches, and on text, by characters. A map is what the "
         "attention makes of the identity in the place of the values, so it is "
-    )(
         "the very matrix that was applied. The effective share of keys is exp of the entropy of "
         "a row over the number of keys that it sees: 1 if all weigh alike. The "
-    )("relative distance is the mean distance of what is looked at over that of equal weights.")
+        "relative distance is the mean distance of what is looked at over that of equal weights."
+    )
     table = learned(documents)
     charts = tuple(chart(found, data) for data, found in group(documents, data_of).items())
     local, learns = claims_of(table)

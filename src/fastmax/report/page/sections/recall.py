@@ -16,7 +16,6 @@ def section(results: Results) -> Section:
     intro = (
         "Pairs of a key and a value, then the keys again in another order: what was the value? "
         f"{s['names']} names of keys and of values, two layers with a "
-    )(
         f"short convolution, learned positions, up to {s['steps']} steps, stopped at 99.5 %. fastmax1 "
         "has the scale 1/D, fastmax2 1/√D."
     )

@@ -41,10 +41,8 @@ def section(results: Results) -> Section:
     intro = (
         f"One attention block of {s['heads']} heads, fp32, random inputs, batch 1; contestants "
         f"take turns, best of {s['rounds']} "
-    )(
         "rounds. vanilla is softmax by the plain formula, softmax PyTorch's fused kernel. A contestant "
         "stops where a call is expected "
-    )(
         f"to take over {s['longest']:g} s; an x marks where the N × N matrices of the plain formula "
         f"exceed {s['limit'] / 2**30:g} GiB."
     )
@@ -214,10 +212,11 @@ def _even_finding(table: Table) -> Finding:
     every = [cell for row in table.rows for cell in row[3:]]
     below = sum(cell.startswith("below") for cell in every)
     return Finding(
-        (
+
             f"In {below} of {len(every)} comparisons Fastmax is already ahead at the shortest N that "
             "was measured. Fastmax takes the dense form "
-        )("where that is cheaper, so it has no reason to lose at short N.")
+            "where that is cheaper, so it has no reason to lose at short N."
+
     )
 
 
