@@ -39,8 +39,8 @@ def test_version_and_info(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "fastmax: the following arguments are required: {demo,info,bench,lra,reproduce,data}"),
-        (["fly"], "fastmax: argument {demo,info,bench,lra,reproduce,data}: invalid choice: 'fly'"),
+        ([], "fastmax: the following arguments are required: {demo,info,bench,lra,reproduce,report,data}"),
+        (["fly"], "fastmax: argument {demo,info,bench,lra,reproduce,report,data}: invalid choice: 'fly'"),
         (["info", "--fast"], "fastmax: unrecognized arguments: --fast"),
         (["info", "two\nlines"], "fastmax: unrecognized arguments: two lines"),
         (["bench"], "fastmax bench: the following arguments are required: {core,kernel,"),
