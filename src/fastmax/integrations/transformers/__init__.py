@@ -24,6 +24,9 @@ function reads them at every call; a model that was not configured has no such c
 
 from fastmax.integrations.transformers.cache import FastmaxCache
 from fastmax.integrations.transformers.configure import configure
+from fastmax.integrations.transformers.conversion.convert import convert
+from fastmax.integrations.transformers.conversion.recipe import Stage
+from fastmax.integrations.transformers.conversion.report import Conversion
 from fastmax.integrations.transformers.modules import attention_modules
 from fastmax.integrations.transformers.options import AttentionOptions, AttentionParameters, parameters_of
 from fastmax.integrations.transformers.register import register
@@ -31,9 +34,12 @@ from fastmax.integrations.transformers.register import register
 __all__ = [
     "AttentionOptions",
     "AttentionParameters",
+    "Conversion",
     "FastmaxCache",
+    "Stage",
     "attention_modules",
     "configure",
+    "convert",
     "parameters_of",
     "register",
 ]
