@@ -26,14 +26,19 @@ from fastmax.integrations.transformers.cache import FastmaxCache
 from fastmax.integrations.transformers.configure import configure
 from fastmax.integrations.transformers.modules import attention_modules
 from fastmax.integrations.transformers.options import AttentionOptions, AttentionParameters, parameters_of
+from fastmax.integrations.transformers.refusals import RefusedError
 from fastmax.integrations.transformers.register import register
+from fastmax.integrations.transformers.verify import Verification, verify
 
 __all__ = [
     "AttentionOptions",
     "AttentionParameters",
     "FastmaxCache",
+    "RefusedError",
+    "Verification",
     "attention_modules",
     "configure",
     "parameters_of",
     "register",
+    "verify",
 ]
