@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastmax import ops, validation
+from fastmax import ops
 from fastmax._torch_private import AUTOGRAD, NOBODY, watchers
 from fastmax.backends import Backend, Prepared, resolve
 from fastmax.call import Call, InputGrads, Options
@@ -51,10 +51,6 @@ def again(
     prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, watch: int
 ) -> Tensor:
     """The output of a call like one before."""
-    if log_decay is not None and log_decay.numel():
-        lowest, highest = torch.aminmax(log_decay.detach())
-        if not (highest <= 0 and lowest > -torch.inf):  # not a number either
-            validation.decay_values(log_decay)
     if watch == NOBODY:
         return prepared.forward(query, key, value, log_decay)
     return _Again.apply(prepared, query, key, value, log_decay)  # type: ignore[no-untyped-call, no-any-return]

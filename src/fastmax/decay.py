@@ -29,3 +29,13 @@ def rows_part(g: Tensor, dg: Tensor | None, groups: int) -> Tensor | float:
     batch, heads, tokens = g.shape
     groups = max(1, groups)  # without heads
     return (dg * g).view(batch, heads // groups, groups, tokens).sum(2)
+
+
+def check_decays(log_decay: Tensor) -> None:
+    """Refuse values that are no decays, naming the first; reads them all."""
+    wrong = ~((log_decay <= 0) & (log_decay > -torch.inf))  # NaN too
+    if bool(wrong.any()):
+        index = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(
+            f"log_decay must be finite and at most 0, got {log_decay[index].item()} at (batch, head, token) = {index}"
+        )

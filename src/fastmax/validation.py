@@ -95,16 +95,6 @@ def cu_seqlens(name: str, cu: Tensor, total: int) -> None:
         raise ValueError(f"{name} must rise from 0 to the total of {total} tokens without falling, got {shown}")
 
 
-def decay_values(log_decay: Tensor) -> None:
-    """The values of log_decay; likewise inside the op."""
-    wrong = ~((log_decay <= 0) & (log_decay > -torch.inf))  # NaN too
-    if bool(wrong.any()):
-        index = tuple(wrong.nonzero()[0].tolist())
-        raise ValueError(
-            f"log_decay must be finite and at most 0, got {log_decay[index].item()} at (batch, head, token) = {index}"
-        )
-
-
 def head_scale(scale: Tensor) -> None:
     """The values of a tensor of scales; likewise inside the op."""
     if not bool(torch.isfinite(scale).all()):

@@ -43,7 +43,7 @@ STEP_FIELDS = (
     ("value_dim", "int"), ("order", "int"), ("normalize", "int"), ("recent_count", "int"), ("recent_capacity", "int"),
     ("fold", "int"), ("scale", "real"), ("eps", "real"), ("q", "tensor"), ("k", "tensor"), ("v", "tensor"), ("o", "tensor"),
     ("mask", "pointer"), ("head_scale", "pointer"), ("total", "pointer"), ("recent_k", "pointer"), ("recent_u", "pointer"),
-    ("recent_decay", "pointer"), ("log_decay", "pointer"),
+    ("recent_decay", "pointer"), ("log_decay", "tensor"),
 )  # fmt: skip
 STATUSES = (
     "OK",
@@ -56,6 +56,7 @@ STATUSES = (
     "BAD_DIM",
     "BAD_DECAY",
     "BAD_NORMALIZE",
+    "BAD_DECAY_VALUE",
 )
 _REFUSALS = {
     "BAD_LEVEL": "the level must be one that runs here",
@@ -65,6 +66,7 @@ _REFUSALS = {
     "BAD_CHUNK": "chunk must be a multiple of 32, from 32 to 4096, and recent tokens fewer than there is room for",
     "BAD_NORMALIZE": "normalize must be 0 (as it is), 1 (standardize) or 2 (rms)",
     "BAD_DECAY": "log_decay must be of the type of the arithmetic, in causal self attention",
+    "BAD_DECAY_VALUE": "log_decay must be finite and at most 0",
     "BAD_DIM": f"head_dim and value_dim must be 1 to {MAX_DIM}",
 }
 
@@ -122,14 +124,27 @@ class Library:
         if x.nbytes >= _LARGE:
             self.functions["huge_pages"](x.data_ptr(), x.nbytes)
 
+    def level(self, name: str | None) -> int:
+        """The place of a level in the library, by default of the best that runs here."""
+        if name is None:
+            name = self.running[0]
+        elif name not in self.running:
+            raise ValueError(f"level must be one that runs here, {', '.join(self.running)}, got {name!r}")
+        return self.levels.index(name)
+
     def run(self, function: str, call: bytes, level: str | None) -> None:
-        if level is None:
-            level = self.running[0]
-        elif level not in self.running:
-            raise ValueError(f"level must be one that runs here, {', '.join(self.running)}, got {level!r}")
-        status = self.functions[function](self.levels.index(level), call, self.parallel_for, torch.get_num_threads())
+        status = self.functions[function](self.level(level), call, self.parallel_for, torch.get_num_threads())
         if status:
-            raise _error(function, call, STATUSES[status])
+            raise refusal(function, call, status)
+
+
+class DecayValueError(ValueError):
+    """A decay that is above 0 or not finite; who called knows the tensor, and where in it."""
+
+
+def refusal(function: str, call: bytes, code: int) -> Exception:
+    """What the kernels answered, as an exception."""
+    return _error(function, call, STATUSES[code])
 
 
 def _error(function: str, call: bytes, status: str) -> Exception:
@@ -141,7 +156,8 @@ def _error(function: str, call: bytes, status: str) -> Exception:
     got = {name: [next(values) for _ in NO_TENSOR] if kind == "tensor" else next(values) for name, kind in fields}
     got_types = {name: got[name][-1] for name, kind in fields if kind == "tensor" and got[name][0]}
     description = ", ".join(f"{name} {got[name]}" for name in shown if name in got)
-    return ValueError(f"native.{function}: {_REFUSALS[status]}, got {description}, types of tensors {got_types}")
+    kind = DecayValueError if status == "BAD_DECAY_VALUE" else ValueError
+    return kind(f"native.{function}: {_REFUSALS[status]}, got {description}, types of tensors {got_types}")
 
 
 def tensor(x: Tensor | None) -> Fields:

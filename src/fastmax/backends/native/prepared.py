@@ -8,7 +8,7 @@ from torch import Tensor
 from fastmax.backends.native import abi
 from fastmax.backends.native.packed_call import PackedCall, in_rows
 from fastmax.call import Call, Options
-from fastmax.decay import log_decay_grads
+from fastmax.decay import check_decays, log_decay_grads
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,12 @@ class Prepared:
             *self.numbers, q.data_ptr(), *self.q, k.data_ptr(), *self.k, v.data_ptr(), *self.v, o.data_ptr(), *self.o,
             g, *self.g, 0 if log_decay is None else log_decay.data_ptr(), *self.log_decay, *_NO_GRADS, *_NOTHING_ELSE,
         )  # fmt: skip
-        self.library.run("forward", packed, None)
+        try:
+            self.library.run("forward", packed, None)
+        except abi.DecayValueError:
+            assert log_decay is not None
+            check_decays(log_decay)
+            raise
         return o
 
     def backward(

@@ -1,4 +1,4 @@
-"""The attention function that transformers calls: Fastmax on (B, H, N, D), by the options of the module and under its cache."""
+"""The attention function that transformers calls: Fastmax by the options of the module and under its cache."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from fastmax.api import fastmax_attention, fastmax_varlen_attention
-from fastmax.integrations.transformers import persistence, refusals
+from fastmax.integrations.transformers import persistence, record, refusals
 from fastmax.integrations.transformers.cache_layer import FastmaxLayer, empty_state
 from fastmax.integrations.transformers.modules import is_rotary
 from fastmax.integrations.transformers.options import AttentionOptions, parameters_of
@@ -31,10 +31,12 @@ def attend(
 
     `order` is that of modules that `configure` has not been told about.
     """
+    record.note(module, record.REFUSED)  # until it is known better
     refusals.arguments(module, more)
     if more.get("sliding_window") is not None:
         if attention_mask is not None and attention_mask.dim() != 4:
             refusals.mask_shape(tuple(attention_mask.shape), attention_mask.dtype)
+        record.note(module, record.SLIDING)
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **more
         )
@@ -43,6 +45,7 @@ def attend(
     keys, causal = _mask(module, attention_mask, is_causal)
     cached = FastmaxLayer.of(key)
     if options.window is not None:
+        record.note(module, record.WINDOW)
         o = windowed_softmax(query, key, value, keys, causal, scaling, dropout, options.window, cached)
         return o.transpose(1, 2).contiguous(), None
     child = parameters_of(module)
@@ -57,8 +60,8 @@ def attend(
         "backend": options.backend,
     }
     drop: dict[str, Any] = {"dropout_p": dropout, "dropout_mode": options.dropout_mode} if dropout else {}
-    boundaries = more.get("cu_seq_lens_q"), more.get("cu_seq_lens_k")
-    if boundaries[0] is not None:
+    if more.get("cu_seq_lens_q") is not None:
+        boundaries = more["cu_seq_lens_q"], more["cu_seq_lens_k"]
         o = _packed(query, key, value, keys, causal, boundaries, log_decay, {**chosen, **drop})
     elif attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[0] == 0 != query.shape[0]:
         refusals.packed()
@@ -68,6 +71,7 @@ def attend(
         o = cached.attend(query, key, value, keys, log_decay, drop, chosen)
     else:
         raise ValueError("FastmaxCache is for causal self attention: give cross attention a DynamicCache of its own")
+    record.note(module, record.FASTMAX)
     return o.transpose(1, 2).contiguous(), None
 
 
@@ -76,7 +80,7 @@ def _options(module: nn.Module, order: int) -> AttentionOptions:
     return child.options if child is not None else AttentionOptions(order, _begin(module))
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _begin(module: nn.Module) -> bool | str:
     """How a module that was not configured normalizes; and its config is marked, so that what is saved is known again."""
     config = getattr(module, "config", None)
@@ -114,13 +118,14 @@ def _packed(
     log_decay: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:
+    """All sequences in one row, each attended to as if it were alone."""
     if query.shape[0] != 1:
         raise ValueError(f"with cu_seq_lens_q the batch must be 1, all sequences in one row, got {query.shape[0]}")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     mask = None if keys is None else keys[:, None]
     decay = log_decay[0] if log_decay is not None and log_decay.dim() == 3 else log_decay
-    o = fastmax_varlen_attention(q, k, v, *boundaries, mask, is_causal=causal, log_decay=decay, **options)
-    return o.transpose(0, 1)[None]
+    o: Tensor = fastmax_varlen_attention(q, k, v, *boundaries, mask, is_causal=causal, log_decay=decay, **options)
+    return o.transpose(0, 1).unsqueeze(0)
 
 
 def _whole(
@@ -133,25 +138,31 @@ def _whole(
     options: dict[str, Any],
 ) -> Tensor:
     """All keys are here. Causal queries are those of the last keys, as transformers aligns them."""
-    mask = None if keys is None else keys[:, None, None]
     past = key.shape[2] - query.shape[2] if causal else 0
-    if past == 0 or (query.shape[2] == 1 and log_decay is None):
-        return fastmax_attention(
-            query, key, value, mask, is_causal=causal and past == 0, log_decay=log_decay, **options
-        )
     if past < 0:
         raise ValueError(f"causal attention needs a key for every query, got {query.shape[2]} and {key.shape[2]}")
-    state = empty_state(query, key, value, options)
-    everywhere = None if log_decay is None else log_decay.expand(*key.shape[:3])
-    before, after = (None, None) if everywhere is None else (everywhere[:, :, :past], everywhere[:, :, past:])
-    state.update(key[:, :, :past], value[:, :, :past], None if keys is None else keys[:, :past], before)
-    return fastmax_attention(
+    before = None
+    if past and (query.shape[2] > 1 or log_decay is not None):  # (one query sees all keys, unless they fade)
+        decays = None if log_decay is None else log_decay.expand(*key.shape[:3])
+        state = empty_state(query, key, value, options)
+        state.update(
+            key[:, :, :past],
+            value[:, :, :past],
+            None if keys is None else keys[:, :past],
+            None if decays is None else decays[:, :, :past],
+        )
+        before, key, value = state.tensor, key[:, :, past:], value[:, :, past:]
+        keys = None if keys is None else keys[:, past:]
+        log_decay = None if decays is None else decays[:, :, past:]
+        past = 0
+    o: Tensor = fastmax_attention(
         query,
-        key[:, :, past:],
-        value[:, :, past:],
-        None if mask is None else mask[..., past:],
-        is_causal=True,
-        initial_state=state.tensor,
-        log_decay=after,
+        key,
+        value,
+        None if keys is None else keys[:, None, None],
+        is_causal=causal and past == 0,
+        initial_state=before,
+        log_decay=log_decay,
         **options,
     )
+    return o

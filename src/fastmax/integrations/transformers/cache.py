@@ -8,7 +8,7 @@ from transformers.cache_utils import Cache, DynamicSlidingWindowLayer, get_layer
 from fastmax.integrations.transformers.cache_layer import FastmaxLayer
 
 
-class FastmaxCache(Cache):  # type: ignore[misc]
+class FastmaxCache(Cache):
     """A state for every layer with full attention, transformers' own layer for every one with a sliding window.
 
     Args:

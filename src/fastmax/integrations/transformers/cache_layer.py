@@ -28,7 +28,7 @@ def empty_state(query: Tensor, key: Tensor, value: Tensor, options: dict[str, An
     )
 
 
-class FastmaxLayer(CacheLayerMixin):  # type: ignore[misc]
+class FastmaxLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """A FastmaxState, made at the first tokens with the options of the module that they belong to.
 
     A cache layer is asked to `update` before the attention function is called, which never sees the cache. So `update`
@@ -43,7 +43,7 @@ class FastmaxLayer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
 
     def __init__(self, **_: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.state: FastmaxState | None = None
         self.window_mask: Tensor | None = None
         self.seen = 0
@@ -104,7 +104,7 @@ class FastmaxLayer(CacheLayerMixin):  # type: ignore[misc]
         """The keys, values and mask that the new tokens may see, oldest first; the last window - 1 are kept for the next."""
         self.take()
         new = None if keys is None else keys[:, -key.shape[2] :]
-        if self.keys is not None:
+        if self.keys is not None and self.values is not None:
             if new is not None or self.window_mask is not None:
                 old = self.keys.new_ones(self.keys.shape[0], self.keys.shape[2], dtype=torch.bool)
                 old = old if self.window_mask is None else self.window_mask
@@ -145,8 +145,8 @@ class FastmaxLayer(CacheLayerMixin):  # type: ignore[misc]
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
             raise ValueError(
-                "a Fastmax state is a sum over all tokens so far, of which none can be taken out again: assisted decoding and "
-                "prompt lookup need a DynamicCache"
+                "a Fastmax state is a sum over all tokens so far, of which none can be taken out again: assisted decoding "
+                "and prompt lookup need a DynamicCache"
             )
 
     def offload(self) -> None:

@@ -67,7 +67,7 @@ def configure(
         before = parameters_of(module)
         if name in chosen:
             options = AttentionOptions(
-                order, own if normalize is None else normalize, scale, learn_scale, decay, tuple(memory), window,
+                order, own if normalize is None else normalize, scale, learn_scale, decay, (memory[0], memory[1]), window,
                 dropout_mode, backend,
             )  # fmt: skip
         else:

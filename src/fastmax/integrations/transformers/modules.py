@@ -1,9 +1,9 @@
 """Which modules of a model go through transformers' attention interface, and what can be known of them beforehand."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -17,9 +17,14 @@ class Heads(NamedTuple):
     value_dim: int
 
 
-@cache
 def _names_in_forward(kind: type[nn.Module]) -> tuple[str, ...]:
-    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    """What the code of its `forward` calls things: globals and attributes."""
+    return _names(kind.forward)
+
+
+@cache
+def _names(function: Callable[..., Any]) -> tuple[str, ...]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
     return () if code is None else code.co_names
 
 
@@ -30,7 +35,6 @@ def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-@cache
 def is_rotary(kind: type[nn.Module]) -> bool:
     """Whether rotary positions are applied before the attention: the `forward` of such a module calls a function for it."""
     return any(name.startswith("apply_") and "rotary" in name for name in _names_in_forward(kind))

@@ -1,6 +1,6 @@
 """What Fastmax does in one attention module of a transformers model: options in plain values, and what they learn."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import torch
@@ -51,8 +51,8 @@ class AttentionOptions:
         unknown = sorted(set(values) - set(cls.__dataclass_fields__))
         if unknown:
             raise ValueError(f"this version of fastmax does not know the options {', '.join(unknown)}")
-        options = cls(**values)
-        return replace(options, memory=tuple(options.memory))
+        shortest, longest = values.get("memory", MEMORY)
+        return cls(**{**values, "memory": (shortest, longest)})
 
 
 class AttentionParameters(nn.Module):

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.quantizers import HfQuantizer
+from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from fastmax.integrations.transformers.modules import heads_of
@@ -28,7 +28,7 @@ class FastmaxConfig(QuantizationConfigMixin):
     ) -> None:
         if version != VERSION:
             raise ValueError(f"this model was saved for version {version} of fastmax's entry, this is {VERSION}")
-        self.quant_method = quant_method
+        self.quant_method = quant_method  # type: ignore[assignment]  # a method of our own
         self.version = version
         self.layers = layers or []
 
@@ -37,10 +37,11 @@ class FastmaxConfig(QuantizationConfigMixin):
         return {name: AttentionOptions.from_dict(x["options"]) for x in self.layers for name in x["modules"]}
 
 
-class FastmaxLoader(HfQuantizer):  # type: ignore[misc]
+class FastmaxLoader(HfQuantizer):
     """What transformers calls while it loads a model whose config has the entry."""
 
     requires_calibration = False
+    quantization_config: FastmaxConfig
 
     def update_attn_implementation(self, config: PreTrainedConfig) -> PreTrainedConfig:
         """It is called for what the user asked for: nothing means what the model was saved with."""
@@ -55,7 +56,7 @@ class FastmaxLoader(HfQuantizer):  # type: ignore[misc]
 
     def postprocess_model(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
         """The model is as it was before it was saved: not quantized, and with the entry in its config."""
-        self.remove_quantization_config(model)
+        self.remove_quantization_config(model)  # type: ignore[no-untyped-call]
         mark(model.config, model)
         return model
 

@@ -12,8 +12,12 @@ _WITHOUT = {
 SOFTMAX = 'load this model with attn_implementation="sdpa" or "eager"'
 
 
+class RefusedError(ValueError):
+    """Something was asked of Fastmax attention that it cannot honour."""
+
+
 def refuse(what: str, way_out: str) -> NoReturn:
-    raise ValueError(f"Fastmax attention cannot honour {what}: {way_out}")
+    raise RefusedError(f"Fastmax attention cannot honour {what}: {way_out}")
 
 
 def arguments(module: nn.Module, more: dict[str, Any]) -> None:
@@ -33,7 +37,7 @@ def arguments(module: nn.Module, more: dict[str, Any]) -> None:
 def mask_shape(shape: tuple[int, ...], dtype: object) -> NoReturn:
     refuse(
         f"an attention mask of shape {shape} and {dtype}",
-        "pass one of shape (batch, tokens), True or 1 where a token counts: one that varies with the query is no sum over keys",
+        "pass one of shape (batch, tokens), 1 where a token counts: one that varies with the query is no sum over keys",
     )
 
 
