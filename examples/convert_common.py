@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
@@ -24,7 +25,7 @@ NORMALIZE = {"default": None, "standardize": True, "rms": "rms", "none": False}
 
 
 def quiet() -> None:
-    """Without transformers' own bars and notes; one thread, so that processor seconds mean something."""
+    """Without transformers' own bars and notes."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
@@ -62,7 +63,7 @@ def perplexity(model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> float:
     total, count = 0.0, 0
     for batch in batches:
         x = batch["input_ids"]
-        logits = model(x, use_cache=False).logits[:, :-1]
+        logits = model(input_ids=x, use_cache=False).logits[:, :-1]
         total += cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten(), reduction="sum").item()
         count += x[:, 1:].numel()
     return math.exp(total / count)
@@ -124,35 +125,24 @@ def run(
 
 
 def record(args: argparse.Namespace, found: dict[str, Any], done: Conversion) -> None:
-    """Print what was found, and append it with settings, errors of the layers, versions and machine."""
+    """Print what was found, and append it with the errors of the layers."""
     print(json.dumps(found))
+    held = done.to_dict()
+    held["curve"] = [[stage, step, round(loss, 5)] for stage, step, loss in held["curve"]]
+    append(args, {**found, **held})
+
+
+def append(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """A line of JSON, with settings, versions and machine, to the file of --out."""
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        held = done.to_dict()
-        held["curve"] = [[stage, step, round(loss, 5)] for stage, step, loss in held["curve"]]
-        settings = {name: str(x) if isinstance(x, Path) else x for name, x in vars(args).items() if name in SETTINGS}
+        settings = {name: x for name, x in vars(args).items() if "Path" not in repr(x)}
+        versions = {"transformers": transformers.__version__, "command": command()}
         with args.out.open("a") as file:
-            file.write(
-                json.dumps({"run": settings, **found, **held, "machine": machine() | {"command": command()}}) + "\n"
-            )
+            file.write(json.dumps({"run": settings, **found, "machine": machine() | versions}) + "\n")
 
 
 def command() -> str:
     """What was called, with folders left out of the names of files."""
     shown = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return " ".join(["python", f"examples/{Path(sys.argv[0]).name}", *shown])
-
-
-SETTINGS = (
-    "order",
-    "decay",
-    "memory",
-    "normalize",
-    "window",
-    "seed",
-    "threads",
-    "batch",
-    "length",
-    "samples",
-    "tokens",
-)

@@ -111,7 +111,7 @@ def main() -> None:
     found: dict[str, dict[str, dict[str, float]]] = {}
 
     def watch(stage: str, step: int, model: PreTrainedModel) -> None:
-        if step == getattr(args, f"{stage}_steps"):
+        if step == getattr(args, f"{stage}_steps", 0):
             found[stage] = {kind: compare(embed(model, parts), reference[kind]) for kind, parts in test.items()}
 
     done = run(args, teacher, batches, layer_name="encoder.layer.{}.attention.self", loss="embeddings", watch=watch)

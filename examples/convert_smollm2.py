@@ -8,7 +8,6 @@ interrupted goes on from its checkpoint. A few hundred thousand tokens, as here,
 """
 
 import json
-import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -63,17 +62,22 @@ def main() -> None:
     chance = torch.Generator().manual_seed(args.seed)
     batches = [{"input_ids": x} for x in rows[torch.randperm(len(rows), generator=chance)].split(args.batch)]
     test = windows(tokens(tokenizer, args.test, 8 * args.measured)[: args.measured], args.length, 1)
-    points = []
+    kept = None if args.checkpoint is None else args.checkpoint.with_suffix(".jsonl")  # measured before an interruption
+    points = [] if kept is None or not kept.exists() else [json.loads(line) for line in kept.read_text().splitlines()]
 
     def watch(stage: str, step: int, model: PreTrainedModel) -> None:
-        if step % args.every == 0 or step == getattr(args, f"{stage}_steps"):
-            points.append({"stage": stage, "step": step, "perplexity": round(perplexity(model, test), 2)})
-            points[-1] |= {"cpu_seconds": round(time.process_time() - start), "tokens": step * args.batch * args.length}
-            print(json.dumps(points[-1]), flush=True)
+        known = any((point["stage"], point["step"]) == (stage, step) for point in points)
+        if known or (step % args.every and step != getattr(args, f"{stage}_steps")):
+            return
+        steps = step + (args.transfer_steps if stage == "distill" else 0)
+        point = {"stage": stage, "step": step, "tokens": steps * args.batch * args.length}
+        points.append(point | {"perplexity": round(perplexity(model, test), 2)})
+        print(json.dumps(points[-1]), flush=True)
+        if kept is not None:
+            kept.write_text("".join(json.dumps(point) + "\n" for point in points))
 
     theirs = round(perplexity(teacher, test), 2)
     print(f"the teacher's perplexity: {theirs}", flush=True)
-    start = time.process_time()
     done = run(args, teacher, batches, layer_name="model.layers.{}.self_attn", watch=watch)
     record(args, {"teacher": {"perplexity": theirs}, "points": points}, done)
 

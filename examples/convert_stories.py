@@ -164,13 +164,13 @@ def main() -> None:
         texts["text"] = [
             {"input_ids": torch.cat([torch.ones(1, 1, dtype=torch.long), x["input_ids"]], 1)} for x in rows
         ]
-    found: dict[str, dict[str, float]] = {"teacher": {}, "before": {}, "transfer": {}, "distill": {}}
+    found: dict[str, dict[str, float]] = {}
 
     def measure(stage: str, model: LlamaForCausalLM) -> None:
         found[stage] = {f"perplexity_{name}": round(perplexity(model, batches), 3) for name, batches in texts.items()}
 
     def watch(stage: str, step: int, model: LlamaForCausalLM) -> None:
-        if step == getattr(args, f"{stage}_steps"):
+        if step == getattr(args, f"{stage}_steps", 0):
             measure(stage, model)
 
     measure("teacher", teacher)

@@ -64,19 +64,27 @@ def convert(
         held_out: so many of the first batches are not trained on; the errors that are reported are those on them.
         checkpoint_path: a file; a conversion with the same settings goes on from it. Written every `save_every` steps and
             after each stage.
-        watch: called with the stage, the number of steps done and the student, after each step: to measure it on the way.
+        watch: called with the stage, the number of steps done in it and the student, after each step, and at the start with
+            "before" and 0: to measure the student on the way.
         progress: show a bar on standard error.
     """
     _check(teacher, transfer)
-    # A function of the user's is called with all outputs; "auto" is settled by what the teacher returns.
     aside, stream = split(batches, held_out)
     held = [on(teacher.device, batch) for batch in aside]
     with torch.no_grad():
         loss_function = losses.chosen(loss, teacher(**held[0], **without_cache(teacher)))
     recipe = Recipe(
-        order, decay, (memory[0], memory[1]), normalize, learn_scale, tuple(sorted((windows or {}).items())), transfer, distill,
-        losses.name_of(loss), held_out,
-    )  # fmt: skip
+        order=order,
+        decay=decay,
+        memory=(memory[0], memory[1]),
+        normalize=normalize,
+        learn_scale=learn_scale,
+        windows=tuple(sorted((windows or {}).items())),
+        transfer=transfer,
+        distill=distill,
+        loss=losses.name_of(loss),
+        held_out=held_out,
+    )
     student = deepcopy(teacher)
     configure(student, order, normalize=normalize, learn_scale=learn_scale, decay=decay, memory=memory)
     for name, tokens in (windows or {}).items():
@@ -144,6 +152,8 @@ class _Run:
         now = self.position
         if "before" not in now.errors:
             now.errors["before"], now.losses["before"] = self.held_out_errors(), self.held_out_loss()
+            if self.watch is not None:
+                self.watch("before", 0, self.student)
         total = sum(stage.steps for stage in self.stages.values())
         past = 0
         names = list(self.stages)

@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict, dataclass
 from math import cos, pi
-from typing import Any
 
 TRAINED = ("queries_keys", "attention", "all")
 
@@ -62,8 +61,3 @@ class Recipe:
         """`name: mine, not theirs` for each setting that differs from one that `to_json` wrote."""
         mine, theirs = json.loads(self.to_json()), json.loads(other)
         return [f"{name}: {mine[name]}, not {theirs.get(name)}" for name in mine if mine[name] != theirs.get(name)]
-
-    def changed(self) -> dict[str, Any]:
-        """For a report."""
-        values: dict[str, Any] = json.loads(self.to_json())
-        return values
