@@ -1,13 +1,12 @@
 """attn_implementation="fastmax": every architecture against dense Fastmax in the same place."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig
 
-from fastmax.integrations.transformers import configure, register, verify
+from fastmax.integrations.transformers import configure, verify
 from tests.integrations.architectures import ARCHITECTURES, Architecture
 from tests.integrations.properties import (
     PADDED,
@@ -26,12 +25,6 @@ TESTED = [
     for name in ("llama", "gpt2", "gpt_neox", "gemma3_text", "deepseek_v3", "bert", "modernbert", "bart", "clip", "vit", "whisper")
 ]  # fmt: skip
 """All others are in the table that tools/transformers_table.py writes."""
-
-
-@pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
-    register()
-    return
 
 
 @pytest.mark.parametrize("architecture", TESTED, ids=lambda architecture: architecture.model_type)
