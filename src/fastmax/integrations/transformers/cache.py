@@ -1,10 +1,13 @@
 """FastmaxCache: what generate() takes as past_key_values, of constant size for layers that run Fastmax."""
 
-from typing import Any
+from os import PathLike
+from typing import Any, Self
 
+import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer, get_layer_types_and_kwargs
 
+from fastmax.integrations.transformers import cache_file
 from fastmax.integrations.transformers.cache_layer import FastmaxLayer
 
 
@@ -20,7 +23,29 @@ class FastmaxCache(Cache):
             super().__init__(layer_class_to_replicate=FastmaxLayer)
             return
         types, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
-        super().__init__(layers=[_layer(kind, more) for kind, more in zip(types, options, strict=True)])
+        super().__init__(layers=[_layer(kind, more) for kind, more in zip(types, options, strict=False)])
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """To a safetensors file, atomically: the prompt that went through the model need not go through it again."""
+        cache_file.save(self.layers, path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], device: torch.device | str = "cpu") -> Self:
+        """From a file that `save` wrote; ValueError if it is not one, or not whole."""
+        cache = cls()
+        cache.layers = list(cache_file.load(path, device))
+        return cache
+
+    @property
+    def nbytes(self) -> int:
+        """What all layers take, those with a sliding window included."""
+        return sum(_nbytes(layer) for layer in self.layers)
+
+
+def _nbytes(layer: Any) -> int:
+    own = sum(x.nbytes for x in (layer.keys, layer.values) if x is not None)
+    state = getattr(layer, "state", None)
+    return own if state is None else own + state.nbytes
 
 
 def _layer(kind: str, options: dict[str, Any]) -> Any:

@@ -56,8 +56,11 @@ class FastmaxLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return layer if isinstance(layer, FastmaxLayer) else None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:  # noqa: ARG002
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.is_initialized = True
+        self.start(key_states.device)
+
+    def start(self, device: torch.device) -> None:
+        """There is something in it, and that is where it is at home."""
+        self.device, self.is_initialized = device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if self._pending:
