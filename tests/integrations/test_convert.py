@@ -266,7 +266,11 @@ def test_other_architectures() -> None:
         encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64,
     )  # fmt: skip
     short = SHORT | {"transfer": Stage(12, 1e-2)}
-    done = convert(made(BartForConditionalGeneration, bart), [bart_batch(b) for b in sentences(4, "right")], **short)
+    translated = [bart_batch(b) for b in sentences(4, "right")]
+    done = convert(made(BartForConditionalGeneration, bart), translated, decay="gated", **short)
+    decays = {name for name, x in done.model.named_modules() if (child := parameters_of(x)) and child.gate is not None}
+    assert {name.rpartition(".")[2] for name in decays} == {"self_attn"}
+    assert len(decays) == 2
     assert {layer.name.rpartition(".")[2] for layer in done.layers} == {"self_attn", "encoder_attn"}
     assert len(done.layers) == 3
     assert done.losses["distill"] < done.losses["before"]
@@ -332,6 +336,8 @@ def test_a_loss_of_ones_own() -> None:
         ({"batches": iter(sentences(4))}, "the batches ended after 4, of which 2 are held out, and cannot be passed over"),
         ({"batches": sentences(2)}, "the batches ended after 2"),
         ({"windows": {"model.layers.7": 4}}, "no attention module is called 'model.layers.7'"),
+        ({"save_every": 0}, "save_every must be at least 1, got 0"),
+        ({"transfer": Stage(9, float("inf"))}, "the error is nan at step 2 of transfer: take smaller learning rates"),
         ({"order": 5}, "order must be from 1 to 4"),
     ],
 )  # fmt: skip

@@ -48,6 +48,28 @@ def layer_errors(student: PreTrainedModel, layers: list[Pair], batch: Batch, lea
     return errors
 
 
+def teacher_pass(teacher: PreTrainedModel, batch: Batch) -> tuple[Any, list[str]]:
+    """The teacher's output, and the names of the attention modules that read other tokens than those that ask."""
+    crossing: list[str] = []
+
+    def note(name: str) -> Any:
+        def hook(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if any(kwargs.get(other) is not None for other in ("key_value_states", "encoder_hidden_states")):
+                crossing.append(name)
+
+        return hook
+
+    hooks = [
+        module.register_forward_pre_hook(note(name), with_kwargs=True) for name, module in attention_modules(teacher)
+    ]
+    try:
+        with torch.no_grad():
+            return teacher(**batch, **without_cache(teacher)), crossing
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 @contextmanager
 def _imitating(layers: list[Pair], batch: Batch, learn: bool, errors: dict[str, Tensor]) -> Iterator[None]:
     def hook_of(pair: Pair) -> Any:
