@@ -1,4 +1,4 @@
-"""One pool of ranks for each module."""
+"""One pool of ranks for all of these tests."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import pytest
 from tests.distributed.pool import Pool
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     with Pool(tmp_path_factory.mktemp("pool")) as found:
         yield found

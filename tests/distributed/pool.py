@@ -16,7 +16,7 @@ SIZE = 4
 TIMEOUT = timedelta(minutes=10)  # the machine may be busy with other things
 
 
-class Failure(Exception):
+class RankError(Exception):
     """What a rank raised, in its own words."""
 
 
@@ -44,7 +44,7 @@ class Pool:
         while len(found) < size:
             rank, ok, value = self.results.get(timeout=TIMEOUT.total_seconds())
             if not ok:
-                raise Failure(f"rank {rank}: {value}")
+                raise RankError(f"rank {rank}: {value}")
             found[rank] = value
         return [found[rank] for rank in range(size)]
 
@@ -76,5 +76,6 @@ def _serve(rank: int, store: str, inbox: Any, results: Any) -> None:
         try:
             results.put((rank, True, function(groups[size], *args)))
         except BaseException:
+            traceback.print_exc()  # others may be waiting for this rank, and so may the test
             results.put((rank, False, traceback.format_exc()))
     distributed.destroy_process_group()

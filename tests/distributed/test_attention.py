@@ -20,7 +20,7 @@ EXACT = 1e-12
 
 
 def compare(pool: Pool, case: Case) -> None:
-    found, expected = joined(case, pool.run(case.world, shard, case)), whole(case)
+    found, expected = joined(pool.run(case.world, shard, case)), whole(case)
     assert found.keys() == expected.keys()
     for name, x in expected.items():
         assert found[name].shape == x.shape, name
@@ -112,7 +112,7 @@ def test_shards_long_enough_to_be_factorized(pool: Pool, is_causal: bool, decays
 def test_fp32_within_the_budget(pool: Pool, is_causal: bool, decays: bool) -> None:
     case = Case((20, 9, 0, 21), is_causal=is_causal, decays=decays, dtype=torch.float32)
     tensors, _, do, _ = case.inputs()
-    found = joined(case, pool.run(case.world, shard, case))
+    found = joined(pool.run(case.world, shard, case))
     names = list(tensors)
     inputs = [tensors[name].double() for name in names]
 
@@ -129,7 +129,7 @@ def test_fp32_within_the_budget(pool: Pool, is_causal: bool, decays: bool) -> No
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keeps_its_dtype(pool: Pool, dtype: torch.dtype) -> None:
     case = Case((20, 9), is_causal=True, dtype=dtype)
-    found = joined(case, pool.run(case.world, shard, case))
+    found = joined(pool.run(case.world, shard, case))
     expected = whole(case)
     for name, x in found.items():
         assert x.dtype == expected[name].dtype == dtype

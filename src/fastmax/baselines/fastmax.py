@@ -10,11 +10,12 @@ from fastmax.api import fastmax_attention
 from fastmax.baselines.interface import Attention, per_key
 from fastmax.core import default_scale
 from fastmax.nn.options import layer_scale
+from fastmax.nn.sharded import SharesSequence
 
 SCALES = ("paper", "sqrt", "learned")
 
 
-class Fastmax(Attention):
+class Fastmax(Attention, SharesSequence):
     """`fastmax_attention` as a layer.
 
     Args:
@@ -54,7 +55,6 @@ class Fastmax(Attention):
         if self.training and self.dropout > 0:
             dropped = {"dropout_p": self.dropout, "dropout_mode": self.dropout_mode}
         scale = self.scale if self.head_scale is None else self.head_scale
-        o: Tensor = fastmax_attention(
-            q, k, v, per_key(mask), order=self.order, scale=scale, backend=self.backend, **dropped
-        )
+        attend = fastmax_attention if self.sequence is None else self.sequence.attend
+        o: Tensor = attend(q, k, v, per_key(mask), order=self.order, scale=scale, backend=self.backend, **dropped)
         return o

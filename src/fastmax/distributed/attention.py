@@ -43,7 +43,7 @@ def context_parallel_attention(
     """`fastmax_attention` of a sequence that is cut into contiguous shards, one per process of `mesh`, in the order of ranks.
 
     Every process calls it with its own tokens, and gets its own rows of the output that one process would compute from all.
-    Lengths may differ, and be 0. One sum over keys per head is exchanged, forward and backward, whatever the number of tokens.
+    Lengths may differ, and be 0. One sum over keys per head is exchanged each way, whatever the number of tokens.
 
     Gradients are those of the sum of the losses of all ranks: a tensor that is the same everywhere, such as a scale, gets the
     part of its gradient that comes from the tokens here, and the parts add up to the whole.
@@ -133,6 +133,11 @@ class Given(NamedTuple):
     log_decay: Tensor | None
     initial_state: Tensor | None
 
+    def with_heads_first(self) -> "Given":
+        """Packed ones have their tokens there."""
+        q, k, v = (x.transpose(0, 1) for x in self[:3])
+        return self._replace(query=q, key=k, value=v)
+
 
 class _Bound(NamedTuple):
     """A call that is fine as far as one rank can see. `call` has the tokens of this rank and no state; `initial` is it."""
@@ -147,6 +152,8 @@ def _parallel(
     given: Given, options: Options, cu_seqlens: tuple[Tensor, Tensor] | None, group: ProcessGroup, check: bool
 ) -> Any:
     """Both public functions."""
+    if group.size() == 1:
+        return _alone(given, options, cu_seqlens)
     bound, refusal = None, None
     try:
         bound = _bind(given, options, cu_seqlens, group)
@@ -174,13 +181,19 @@ def _parallel(
     return o, state.reshape(*bound.lead.states, *bound.lead.key_heads, *state.shape[2:])
 
 
+def _alone(given: Given, options: Options, cu_seqlens: tuple[Tensor, Tensor] | None) -> Any:
+    if cu_seqlens is not None:
+        validation.packed(given.query, given.key, given.value, *cu_seqlens)
+        given = given.with_heads_first()
+    return api._attend(*given, options, cu_seqlens)
+
+
 def _bind(given: Given, options: Options, cu_seqlens: tuple[Tensor, Tensor] | None, group: ProcessGroup) -> _Bound:
     """Every refusal that one rank can find alone, those that read data too: later it would leave the others waiting."""
     ends = None
     if cu_seqlens is not None:
         validation.packed(given.query, given.key, given.value, *cu_seqlens)
-        q, k, v = (x.transpose(0, 1) for x in given[:3])
-        given = given._replace(query=q, key=k, value=v)
+        given = given.with_heads_first()
         ends = tuple(cu_seqlens[0].tolist()), tuple(cu_seqlens[1].tolist())
     call, lead = api.checked(*given, options, cu_seqlens)
     if call.k.shape[1] != prod(lead.key_heads):

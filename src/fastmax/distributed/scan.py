@@ -39,14 +39,16 @@ class Scan:
     The order of additions is a function of the number of ranks and the size of a state alone: equal inputs, equal bits.
     """
 
-    def __init__(self, state: Tensor, log_decay: Tensor | None, group: ProcessGroup, reverse: bool) -> None:
+    def __init__(
+        self, state: Tensor, log_decay: Tensor | None, group: ProcessGroup, reverse: bool, gather: bool | None = None
+    ) -> None:
         self.group, self.reverse, self.shape = group, reverse, state.shape
         self.world = group.size()
         self.place = self.world - 1 - group.rank() if reverse else group.rank()
         self.heads = None if log_decay is None else log_decay.shape
         parts = [state.flatten()] if log_decay is None else [state.flatten(), log_decay.to(state.dtype).flatten()]
         self.own = torch.cat(parts)
-        self.gathered = gathers(self.world, self.own.nbytes)
+        self.gathered = gathers(self.world, self.own.nbytes) if gather is None else gather
         if self.gathered:
             self.room, work = start_gather(self.own, group)
             self.works = [work]
@@ -114,8 +116,9 @@ class Carry:
     autograd runs before those that were made earlier, so what was computed in between is in between again.
     """
 
-    def __init__(self, group: ProcessGroup, reverse: bool = False) -> None:
-        self.group, self.reverse = group, reverse
+    def __init__(self, group: ProcessGroup, reverse: bool = False, *, gather: bool | None = None) -> None:
+        """`gather` is what `gathers` decides, unless it is told."""
+        self.group, self.reverse, self.gather = group, reverse, gather
         self.forth: Scan | None = None
         self.back: tuple[Scan, Tensor] | None = None
 
@@ -134,7 +137,7 @@ class Carry:
 class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, carry: Carry, state: Tensor, log_decay: Tensor | None, *anchors: Tensor) -> Tensor:
-        carry.forth = Scan(state, log_decay, carry.group, carry.reverse)
+        carry.forth = Scan(state, log_decay, carry.group, carry.reverse, carry.gather)
         ctx.carry = carry
         ctx.save_for_backward(log_decay, *anchors)
         return state.new_empty(0)
@@ -152,7 +155,7 @@ class _Send(torch.autograd.Function):
 
 class _Receive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, carry: Carry, ticket: Tensor) -> Tensor:
+    def forward(ctx: Any, carry: Carry, _: Tensor) -> Tensor:
         assert carry.forth is not None
         scan, carry.forth = carry.forth, None
         arrived = scan.wait()
@@ -163,7 +166,7 @@ class _Receive(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (arrived,) = ctx.saved_tensors
-        scan = Scan(grads[0], ctx.log_decay, ctx.carry.group, not ctx.carry.reverse)
+        scan = Scan(grads[0], ctx.log_decay, ctx.carry.group, not ctx.carry.reverse, ctx.carry.gather)
         ctx.carry.back = scan, arrived
         return None, arrived.new_zeros(0)
 
@@ -196,6 +199,21 @@ class FromLast(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         total = _summed(grads[0], ctx.group)
         return None, total if ctx.group.rank() == ctx.group.size() - 1 else torch.zeros_like(total)
+
+
+class Gathered(torch.autograd.Function):
+    """(ranks, ...): what each rank has, on every rank; its gradient is the sum of all that they have of it."""
+
+    @staticmethod
+    def forward(ctx: Any, group: ProcessGroup, x: Tensor) -> Tensor:
+        ctx.group = group
+        room, work = start_gather(x.contiguous(), group)
+        work.wait()
+        return torch.stack(room)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, _summed(grads[0], ctx.group)[ctx.group.rank()]
 
 
 class Together(torch.autograd.Function):
