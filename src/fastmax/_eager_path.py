@@ -30,9 +30,9 @@ def known(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, options: Options, watch: int
 ) -> tuple[Any, Prepared | None]:
     """What such a call is remembered by, and what is known of it. None where there is more to it, or an unusual type."""
-    if options.dropout_p or options.return_state or tuple(map(type, options)) not in _PLAIN:
+    if watch > AUTOGRAD or torch.is_autocast_enabled("cpu"):  # first: a compiler cannot follow the comparison of types
         return None, None
-    if watch > AUTOGRAD or torch.is_autocast_enabled("cpu"):
+    if options.dropout_p or options.return_state or tuple(map(type, options)) not in _PLAIN:
         return None, None
     found: Any = (
         options, query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype,

@@ -88,14 +88,14 @@ def packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_s
         )
 
 
-def cu_seqlens(name: str, cu: Tensor, total: int) -> None:
+def cu_seqlens(name: str, cu: Tensor | Sequence[int], total: int) -> None:
     """The values of a cu_seqlens: where the data is at hand, inside the op. On a GPU nothing waits for them."""
     wanted = f"{name} must rise from 0 to the total of {total} tokens without falling"
-    if cu.is_cuda:
+    if isinstance(cu, Tensor) and cu.is_cuda:
         first, last = cu.select(0, 0), cu.select(0, -1)
         assert_on_device((first == 0) & (last == total) & (cu.diff() >= 0).all(), wanted)
         return
-    ends = cu.tolist()
+    ends = cu.tolist() if isinstance(cu, Tensor) else list(cu)
     if ends[0] != 0 or ends[-1] != total or any(a > b for a, b in pairwise(ends)):
         shown = str(ends) if len(ends) <= 12 else f"[{', '.join(map(str, ends[:12]))}, ...]"
         raise ValueError(f"{wanted}, got {shown}")
