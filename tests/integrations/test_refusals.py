@@ -26,7 +26,9 @@ ASKED = {
 def test_by_name(name: str) -> None:
     model = BY_NAME[name].build("fastmax")
     inputs = BY_NAME[name].inputs()
-    with pytest.raises(RefusedError, match=f"cannot honour {ASKED[name]}.*(attn_implementation=.sdpa|pass one of shape)"):
+    with pytest.raises(
+        RefusedError, match=f"cannot honour {ASKED[name]}.*(attn_implementation=.sdpa|pass one of shape)"
+    ):
         model(**inputs)
     found = verify(model, inputs)
     assert not found.ok
@@ -50,7 +52,9 @@ def test_masks_that_vary_with_the_query(llama: Any) -> None:
         with pytest.raises(RefusedError, match="a mask with an overlay"):
             create_causal_mask(llama.config, embeddings, None, None, **{name: lambda b, h, q, k: k == 0})
     with pytest.raises(RefusedError, match="a mask with an overlay"):
-        create_causal_mask(llama.config, embeddings, None, None, block_sequence_ids=torch.zeros(2, 11, dtype=torch.int64))
+        create_causal_mask(
+            llama.config, embeddings, None, None, block_sequence_ids=torch.zeros(2, 11, dtype=torch.int64)
+        )
     with pytest.raises(RefusedError, match=r"shape \(2, 11, 1\)"):
         create_causal_mask(llama.config, embeddings, torch.ones(2, 11, 1), None)
 
