@@ -35,7 +35,7 @@ def watchers(tensors: Sequence[Tensor], *, on_gpus_too: bool = False) -> int:
     """Who has to see an op on these tensors. For nobody it need not be one: dispatching takes longer than a short attention.
 
     NOBODY: plain tensors on the CPU (or on a GPU, if these count too) that no autograd, compiler, tracer, transform, mode or
-    profiler follows. AUTOGRAD: the same but for gradients. TRANSFORM: a torch.func transform is at work. OTHERS: anything else.
+    profiler follows. AUTOGRAD: the same but for gradients. TRANSFORM: a torch.func transform is at work. OTHERS: all else.
     """
     if torch.compiler.is_compiling() or not _KNOWN:
         return OTHERS
