@@ -21,7 +21,8 @@ class PackedCall:
         options = call.options
         batch, query_heads, queries, head_dim = call.q.shape
         _, key_heads, keys, value_dim = call.v.shape
-        sequences, uniform = -1, abi.FORMS["dense"]  # none of them may be left to say
+        # of a packed batch each sequence has a form; there may be none to have one
+        sequences, uniform = -1, abi.FORMS["factorized" if call.drops_features else "dense"]
         if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
             cu_q, cu_k = call.cu_seqlens_q.to(torch.int64), call.cu_seqlens_k.to(torch.int64)
             sequences = cu_q.shape[0] - 1
