@@ -12,7 +12,7 @@
 // BAD_x: the kernels have no code for the value of x; nothing was computed.
 #define FM_STATUSES(X) \
   X(OK, 0) X(NO_MEMORY, 1) X(BAD_LEVEL, 2) X(BAD_TYPE, 3) X(BAD_ORDER, 4) X(BAD_FORM, 5) X(BAD_CHUNK, 6) X(BAD_DIM, 7) \
-  X(BAD_DECAY, 8) X(BAD_NORMALIZE, 9) X(BAD_DROPOUT, 10)
+  X(BAD_DECAY, 8) X(BAD_NORMALIZE, 9) X(BAD_DECAY_VALUE, 10) X(BAD_DROPOUT, 11)
 
 #define FM_ENUMERATOR(name, value) FM_##name = value,
 enum FmType { FM_TYPES(FM_ENUMERATOR) };
@@ -90,7 +90,7 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   INT(normalize)                                                                         \
   INT(recent_count)    /* recent tokens before this one */                               \
   INT(recent_capacity) /* and how many there is room for */                              \
-  INT(fold)            /* whether the oldest of them joins the sum first */              \
+  INT(fold)            /* how many of them, the oldest, join the sum first */            \
   REAL(scale)                                                                            \
   REAL(eps)                                                                              \
   TENSOR(q) /* token_stride is not used */                                               \
@@ -103,7 +103,8 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   POINTER(void, recent_k)         /* (batch, key_heads, recent_capacity, head_dim) */    \
   POINTER(void, recent_u)         /* (..., value_dim + 1) */                             \
   POINTER(void, recent_decay)     /* (batch, key_heads, recent_capacity), or absent */   \
-  POINTER(const void, log_decay)  /* (batch, key_heads), of the new token, or absent */
+  POINTER(double, total_decay)    /* (batch, key_heads): what the sum has decayed by in all, or absent */ \
+  TENSOR(log_decay) /* (batch, key_heads), of the new token, of type `type`, or absent */
 
 #define FM_INT_FIELD(name) int64_t name;
 #define FM_REAL_FIELD(name) double name;

@@ -51,10 +51,42 @@ inline int check(const FmStep& c) {
   if (const int status = check_numbers(c.type, c.head_dim, c.value_dim)) return status;
   if (const int status = check_tensors({&c.q, &c.k, &c.v, &c.o})) return status;
   if (c.normalize < FM_AS_IT_IS || c.normalize > FM_RMS) return FM_BAD_NORMALIZE;
-  if (c.recent_count < 0 || c.recent_count - !!c.fold >= c.recent_capacity || !c.recent_k || !c.recent_u) return FM_BAD_CHUNK;
-  if (c.fold && (!c.total || c.recent_count == 0)) return FM_BAD_CHUNK;
-  if (!c.log_decay != !c.recent_decay) return FM_BAD_DECAY;
+  if (c.recent_count < 0 || c.recent_count - c.fold >= c.recent_capacity || !c.recent_k || !c.recent_u) return FM_BAD_CHUNK;
+  if (c.fold < 0 || c.fold > c.recent_count || (c.fold && !c.total)) return FM_BAD_CHUNK;
+  if (!c.log_decay.data != !c.recent_decay || (c.total_decay && !c.recent_decay) || (c.log_decay.data && c.log_decay.type != c.type)) return FM_BAD_DECAY;
   return check_form(c.total ? FM_FACTORIZED : FM_DENSE, c.order);
+}
+
+// Each of `count` decays must be finite and at most 0. Looked at here, where they are read anyhow: in Python that takes longer
+// than a short attention.
+template <class T>
+bool decays_are_valid(const T* x, int64_t count, int64_t stride) {
+  constexpr T LOWEST = -__builtin_inf();
+  bool valid = true;
+  if (stride == 1)
+    for (int64_t n = 0; n < count; n++) valid &= x[n] <= 0 && x[n] > LOWEST;
+  else
+    for (int64_t n = 0; n < count; n++) valid &= x[n * stride] <= 0 && x[n * stride] > LOWEST;
+  return valid;
+}
+template <class T>
+int check_decays(const FmCall& c) {
+  const FmTensor& t = c.log_decay;
+  if (!t.data) return FM_OK;
+  for (int64_t b = 0; b < c.batch; b++)
+    for (int64_t h = 0; h < c.key_heads; h++)
+      if (!decays_are_valid((const T*)t.data + b * t.batch_stride + h * t.head_stride, c.keys, t.token_stride))
+        return FM_BAD_DECAY_VALUE;
+  return FM_OK;
+}
+template <class T>
+int check_decays(const FmStep& c) {
+  const FmTensor& t = c.log_decay;
+  if (!t.data) return FM_OK;
+  for (int64_t b = 0; b < c.batch; b++)
+    if ((!c.mask || c.mask[b]) && !decays_are_valid((const T*)t.data + b * t.batch_stride, c.key_heads, t.head_stride))
+      return FM_BAD_DECAY_VALUE;
+  return FM_OK;
 }
 
 }  // namespace FM_LEVEL

@@ -12,6 +12,7 @@ from fastmax import validation
 from fastmax._torch_private import has_tangent
 from fastmax.backends import Backend, resolve
 from fastmax.call import TENSORS, Call, InputGrads, OutputGrads, schema
+from fastmax.decay import check_decays
 from fastmax.plan import RULE, Plan
 
 _RETURNS = ", ".join(["Tensor"] * len(InputGrads._fields))
@@ -44,7 +45,7 @@ def check_values(call: Call) -> None:
     if call.head_scale is not None and call.head_scale.device.type == "cpu":
         validation.head_scale(call.head_scale)
     if call.log_decay is not None and call.log_decay.device.type == "cpu":
-        validation.decay_values(call.log_decay)
+        check_decays(call.log_decay)
 
 
 @torch.library.custom_op("fastmax::forward", mutates_args=(), schema=f"({schema()}) -> (Tensor, Tensor, Tensor)")

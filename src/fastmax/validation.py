@@ -87,22 +87,12 @@ def packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_s
         )
 
 
-def cu_seqlens(name: str, cu: Tensor, total: int) -> None:
+def cu_seqlens(name: str, cu: Tensor | Sequence[int], total: int) -> None:
     """The values of a cu_seqlens: reads them, so it runs where the data is at hand, inside the op."""
-    ends = cu.tolist()
+    ends = cu.tolist() if isinstance(cu, Tensor) else list(cu)
     if ends[0] != 0 or ends[-1] != total or any(a > b for a, b in pairwise(ends)):
         shown = str(ends) if len(ends) <= 12 else f"[{', '.join(map(str, ends[:12]))}, ...]"
         raise ValueError(f"{name} must rise from 0 to the total of {total} tokens without falling, got {shown}")
-
-
-def decay_values(log_decay: Tensor) -> None:
-    """The values of log_decay; likewise inside the op."""
-    wrong = ~((log_decay <= 0) & (log_decay > -torch.inf))  # NaN too
-    if bool(wrong.any()):
-        index = tuple(wrong.nonzero()[0].tolist())
-        raise ValueError(
-            f"log_decay must be finite and at most 0, got {log_decay[index].item()} at (batch, head, token) = {index}"
-        )
 
 
 def head_scale(scale: Tensor) -> None:

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from fastmax.backends.native import abi
-from fastmax.backends.native.decode import can_step, step
+from fastmax.backends.native.decode import can_step, prepare_step
 from fastmax.backends.native.packed_call import PackedCall, in_rows
 from fastmax.backends.native.prepared import Prepared
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.decay import log_decay_grads, rows_part
 from fastmax.plan import RULE, Plan, dense_is_hopeless
 
-__all__ = ["backward", "can_step", "describe", "forward", "levels", "prepare", "step", "unsupported"]
+__all__ = ["backward", "can_step", "describe", "forward", "levels", "prepare", "prepare_step", "unsupported"]
 
 
 def describe() -> str:

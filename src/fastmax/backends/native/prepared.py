@@ -8,7 +8,7 @@ from torch import Tensor
 from fastmax.backends.native import abi
 from fastmax.backends.native.packed_call import PackedCall, in_rows
 from fastmax.call import Call, Options
-from fastmax.decay import log_decay_grads
+from fastmax.decay import check_decays, log_decay_grads
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Prepared:
     def of(options: Options, packed: PackedCall, o: Tensor, g: Tensor) -> "Prepared":
         library = abi.load()
         assert not isinstance(library, str), library
-        q, k, v, o_, g_, decay = (packed.tensors[i + 1 : i + 5] for i in range(0, 30, 5))
+        fields = packed.tensors
+        q, k, v, o_, g_, decay = fields[1:5], fields[6:10], fields[11:15], fields[16:20], fields[21:25], fields[26:30]
         heads_inside = o.stride(1) < o.stride(2)
         shape = tuple(o.transpose(1, 2).shape if heads_inside else o.shape)
         return Prepared(
@@ -60,7 +61,12 @@ class Prepared:
             *self.numbers, q.data_ptr(), *self.q, k.data_ptr(), *self.k, v.data_ptr(), *self.v, o.data_ptr(), *self.o,
             g, *self.g, 0 if log_decay is None else log_decay.data_ptr(), *self.log_decay, *_NO_GRADS, *_NOTHING_ELSE,
         )  # fmt: skip
-        self.library.run("forward", packed, None)
+        try:
+            self.library.run("forward", packed, None)
+        except abi.DecayValueError:
+            assert log_decay is not None
+            check_decays(log_decay)
+            raise
         return o
 
     def backward(
