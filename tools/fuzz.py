@@ -2,9 +2,9 @@
 
     python -m tools.fuzz --minutes 10 --seed 1
 
-Cases are those of tests/backends/conformance.py, on longer sequences and wider heads: dtypes, layouts, masks, GQA, packed sequences,
-states, decay, scales, dropout, which gradients are wanted. A failure is shrunk, printed, and ends the run with code 1; the
-same seed finds it again. It is run from the root of the repository.
+Cases are those of tests/backends/conformance.py, on longer sequences and wider heads: dtypes, layouts, masks, GQA, packed
+sequences, states, decay, scales, dropout, which gradients are wanted. A failure is shrunk, printed, and ends the run with
+code 1; the same seed finds it again. It is run from the root of the repository.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from collections import Counter
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from tests.backends.conformance import RefusedError, Variant, calls, check, threads, variants
 
 from fastmax.call import Call, OutputGrads
-from tests.backends.conformance import RefusedError, Variant, calls, check, threads, variants
 
 BATCH = 50
 """Cases between two looks at the clock; each batch has a seed of its own, counted on from that of the run."""
@@ -87,7 +87,11 @@ def main() -> int:
         try:
             batch(number, found, done)
         except BaseException:
-            print(f"fuzz: batch {number} failed: python -m tools.fuzz --seed {number} --cases 1", file=sys.stderr, flush=True)
+            print(
+                f"fuzz: batch {number} failed: python -m tools.fuzz --seed {number} --cases 1",
+                file=sys.stderr,
+                flush=True,
+            )
             raise
         number += 1
     counts = ", ".join(f"{name} {count}" for name, count in sorted(done.items()))

@@ -344,6 +344,10 @@ def calls(draw: st.DrawFn, most_tokens: int = 150, most_channels: int = 24) -> t
     strided = grads.o.mT.contiguous().mT if draw(st.booleans()) else grads.o
     has_o, has_g, has_state = draw(st.tuples(*[st.booleans()] * 3))
     has_state = has_state and call.options.return_state
-    # a gradient of log_decay is a difference of sums over the whole state, and those of unit size are what rounding is told by
+    # a gradient of log_decay is a difference of sums over the whole state: of unit size, as rounding is told by that
     whole = (call.features * (value_dim + 1)) ** 0.5
-    return call, OutputGrads(strided if has_o else None, grads.g if has_g else None, grads.state / whole if has_state and grads.state is not None else None)
+    return call, OutputGrads(
+        strided if has_o else None,
+        grads.g if has_g else None,
+        grads.state / whole if has_state and grads.state is not None else None,
+    )
