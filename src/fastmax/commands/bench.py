@@ -18,6 +18,7 @@ BENCHES = {
     "decode": "time per token with a state, against softmax attention over a cache",
     "dropout": "what each dropout mode costs",
     "decay": "what forgetting costs, against the same call without",
+    "distributed": "a sequence over several processes: bytes, time, and the cost on paper of many machines",
     "long": "one head over a million tokens: time, memory, precision",
     "lra": "training steps per second and memory of every attention of the Long Range Arena",
 }
