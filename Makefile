@@ -18,8 +18,9 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'
 	touch $@
 
-demo: $(STAMP)  ## exactness and growth of time, on this machine
-	$(BIN)/fastmax demo
+demo: $(STAMP)  ## the paper's experiments in miniature on this machine, and their report, in out/quick
+	$(BIN)/fastmax reproduce --budget quick --out out/quick
+	$(BIN)/fastmax report out/quick
 
 test: $(STAMP)  ## all tests, with the coverage that must hold
 	$(BIN)/python -m pytest --numprocesses 2 --cov --cov-fail-under 95

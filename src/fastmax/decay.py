@@ -11,8 +11,7 @@ def wide(device: torch.device) -> torch.dtype:
 
 def log_decay_grads(dc: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
     """The decay of a token is in the sums c of all tokens of its sequence from it on: sums of dc, (..., N), from the end."""
-    dc = dc.to(wide(dc.device))
-    total = dc.flip(-1).cumsum(-1).flip(-1)
+    total = dc.flip(-1).cumsum(-1, dtype=wide(dc.device)).flip(-1)
     if cu_seqlens is None:
         return total
     # of packed sequences, less what comes after their ends

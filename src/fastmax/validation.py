@@ -87,9 +87,9 @@ def packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_s
         )
 
 
-def cu_seqlens(name: str, cu: Tensor, total: int) -> None:
+def cu_seqlens(name: str, cu: Tensor | Sequence[int], total: int) -> None:
     """The values of a cu_seqlens: reads them, so it runs where the data is at hand, inside the op."""
-    ends = cu.tolist()
+    ends = cu.tolist() if isinstance(cu, Tensor) else list(cu)
     if ends[0] != 0 or ends[-1] != total or any(a > b for a, b in pairwise(ends)):
         shown = str(ends) if len(ends) <= 12 else f"[{', '.join(map(str, ends[:12]))}, ...]"
         raise ValueError(f"{name} must rise from 0 to the total of {total} tokens without falling, got {shown}")

@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastmax import backends, ops
+from fastmax import backends, dropout, ops
 from fastmax.backends import Backend
 from fastmax.call import Call, InputGrads, Options, OutputGrads
 from fastmax.core import normalized, similarity
@@ -25,7 +25,7 @@ from tests.support import assert_within_budget, randn
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 MAY_REFUSE = {
-    "native": r"dropout|rms|order [34] has (no state|only the dense form)|channels per head|runs on the CPU",
+    "native": r"order [34] has (no state|only the dense form)|channels per head|runs on the CPU",
     "chunked": "(?!)",
 }
 """What a backend may refuse, if that is known; the rest it must compute."""
@@ -161,15 +161,25 @@ def _definition(call: Call, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
     if call.key_mask is not None:
         keep = call.key_mask.unsqueeze(-1)
         k, v, ones = torch.where(keep, k, 0), torch.where(keep, v, 0), torch.where(keep, ones, 0)
-    q, k = normalized(q, options.normalize) * call.scale, normalized(k, options.normalize)
+    q, k = normalized(q, options.normalize), normalized(k, options.normalize)
+    masks = _masks(call)
+    if call.dropout_mode == "1d":
+        q, k = q * masks[0].to(dtype), k * masks[1].to(dtype)
+    q = q * call.scale
     if call.head_scale is not None:
         q = q * call.head_scale.to(dtype)[:, None, None]
     u = torch.cat([v, ones], -1)
-    phi_q, phi_k = (_monomials(x, options.order) if _has_state(call) else x[..., :0] for x in (q, k))
+    has_features = _has_state(call) or call.drops_features
+    phi_q, phi_k = (_monomials(x, options.order) if has_features else x[..., :0] for x in (q, k))
+    if call.drops_features:
+        phi_q, phi_k = phi_q * masks[0].to(dtype), phi_k * masks[1].to(dtype)
     sums, states = [], []
     for i, (at_q, at_k) in enumerate(_sequences(call)):
         x, y, values = q[:, :, at_q], k[:, :, at_k].repeat_interleave(groups, 1), u[:, :, at_k]
-        weights = similarity(x @ y.mT, options.order)
+        if call.drops_features:
+            weights = phi_q[:, :, at_q] @ phi_k[:, :, at_k].repeat_interleave(groups, 1).mT
+        else:
+            weights = similarity(x @ y.mT, options.order)
         c = torch.zeros(*values.shape[:3], dtype=torch.float64, device=q.device)
         if call.log_decay is not None:
             c = call.log_decay[:, :, at_k].double().cumsum(-1)
@@ -200,6 +210,19 @@ def _definition(call: Call, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
     state = torch.cat([empty, *states]) if options.return_state else q.new_zeros(0)
     out_dtype = torch.float64 if exact else options.out_dtype
     return _Divided.apply(f[..., :-1], f[..., -1:], out_dtype), f[..., -1], state
+
+
+def _masks(call: Call) -> list[Tensor]:
+    """What dropout multiplies the features, or the tokens, of queries and keys by; nothing without it."""
+    mode, rate, seed = call.dropout_mode, call.options.dropout_p, call.dropout_seed
+    if mode is None or seed is None:
+        return []
+    return [
+        dropout.multipliers(
+            mode, rate, seed, side, (x.shape[0], x.shape[1]), x.shape[2], x.shape[3], call.options.order
+        )
+        for side, x in enumerate((call.q, call.k))
+    ]
 
 
 def _has_state(call: Call) -> bool:
@@ -270,7 +293,8 @@ def calls(draw: st.DrawFn) -> tuple[Call, OutputGrads]:
         tokens(draw(st.sampled_from(LAYOUTS)), batch, *size, dtype=kind)
         for size, kind in zip(sizes, dtypes[:3], strict=True)
     )
-    if normalize == "none" and order % 2:  # for |s| <= 1 and weights that are positive
+    mode = draw(st.sampled_from([None, None, *dropout.MODES]))
+    if normalize == "none" and (order % 2 or mode is not None):  # for |s| <= 1 and weights that are positive
         q, k = (normalized(x.double(), "rms").to(x.dtype) for x in (q, k))
     more: dict[str, Any] = {}
     if decays:
@@ -307,6 +331,9 @@ def calls(draw: st.DrawFn) -> tuple[Call, OutputGrads]:
         )
         state = _definition(before, exact=True)[2].to(dtype)
         more["state_in"] = state.mT.contiguous().mT if draw(st.booleans()) else state
+    if mode is not None:  # of any order weights may be negative now, unless |s| is small
+        more |= {"dropout_mode": mode, "dropout_p": draw(st.sampled_from([0.1, 0.5])), "scale": 0.1 / dim}
+        more["dropout_seed"] = torch.tensor(draw(st.integers(0, 2**63 - 1)))
     call = make(
         q, k, v, order=order, is_causal=is_causal, normalize=normalize, return_state=draw(st.booleans()),
         out_dtype=dtypes[3], **more,

@@ -36,7 +36,8 @@ def decoded(
         torch.full((batch, heads, CAPACITY, width), torch.nan, dtype=dtype) for width in (head_dim, v.shape[-1] + 1, 1)
     ]
     recent_decay = None if decay is None else room[2].squeeze(-1)
-    step = prepare(*(x[:, :, :1] for x in (q, k, v)), total, room[0], room[1], recent_decay, **options)
+    first = None if decay is None else decay[:, :, :1]
+    step = prepare(*(x[:, :, :1] for x in (q, k, v)), total, room[0], room[1], recent_decay, None, first, **options)
     outputs = []
     for t in range(tokens):
         now = slice(t, t + 1)
@@ -95,7 +96,7 @@ def test_a_step_is_its_definition(
 
 @pytest.mark.parametrize(("name", "level"), steppers())
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("fold", [1, 3, 5])
+@pytest.mark.parametrize("fold", [1, 4, 5])
 @pytest.mark.parametrize(
     ("order", "dim", "value_dim", "groups", "decays"),
     [(2, 64, 64, 1, False), (1, 19, 37, 3, True), (2, 5, 3, 1, True), (2, 16, 63, 2, True)],
@@ -122,10 +123,12 @@ def test_the_oldest_tokens_join_the_sum(
         total, keys, values, faded = (x.to(kind, copy=True) for x in held)
         decay = faded[:, :, 2:3].clone() if decays else None
         tokens = [x.to(kind) for x in (q, k, v)]
-        step = prepare(*tokens, total, keys, values, faded if decays else None, **options, **more)
+        summed = torch.full((2, 2), -3.0, dtype=torch.float64) if decays else None
+        step = prepare(*tokens, total, keys, values, faded if decays else None, summed, decay, **options, **more)
         o = step(*tokens, None, None, decay, 5, fold)
         left = 6 - fold
         results.append([o, total, keys[:, :, :left], values[:, :, :left], faded[:, :, : left if decays else 5]])
+        results[-1] += [] if summed is None else [summed]
     for exact, same, actual in zip(*results, strict=True):
         assert_within_budget(actual, exact, same)
 
@@ -136,10 +139,12 @@ def test_a_decay_that_is_none_is_refused_and_nothing_is_written(name: str, level
     x, keys, values, decays = randn(2, 2, 1, 4), randn(2, 2, 3, 4), randn(2, 2, 3, 5), -torch.rand(2, 2, 3).double()
     before = [y.clone() for y in (keys, values, decays)]
     own = {} if level is None else {"level": level}
-    step = backends.load(name).prepare_step(  # type: ignore[attr-defined]
-        x, x, x, None, keys, values, decays, order=2, scale=1.0, normalize="none", **own
+    step = backends.load(
+        name
+    ).prepare_step(  # type: ignore[attr-defined]
+        x, x, x, None, keys, values, decays, None, decays[:, :, :1], order=2, scale=1.0, normalize="none", **own
     )
-    decay = torch.zeros(2, 2, 1).double()
+    decay = torch.zeros(2, 2, 3).double()[:, :, :1]
     decay[1, 0] = wrong
     with pytest.raises(ValueError, match=r"log_decay must be finite and at most 0, got .* = \(1, 0, 0\)"):
         step(x, x, x, None, None, decay, 1, 0)
@@ -162,7 +167,7 @@ def test_the_kernel_refuses_a_step_it_cannot_do(change: dict[str, int], message:
     x, room, total = randn(1, 1, 1, 4), randn(1, 1, 3, 4), randn(1, 1, 15, 5)
     values = randn(1, 1, 3, 5)
     step = native.prepare_step(
-        x, x, x, total, room, values, None, order=change.get("order", 2), scale=1.0, normalize="none"
+        x, x, x, total, room, values, None, None, None, order=change.get("order", 2), scale=1.0, normalize="none"
     )
     with pytest.raises(ValueError, match=message):
         step(x, x, x, None, None, None, change.get("count", 0), change.get("fold", 0))

@@ -26,4 +26,4 @@ def like(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None) ->
         query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype,
         value.shape, value.stride(), value.dtype,
     )  # fmt: skip
-    return tokens if log_decay is None else (*tokens, log_decay.shape, log_decay.dtype)
+    return tokens if log_decay is None else (*tokens, log_decay.shape, log_decay.stride(), log_decay.dtype)

@@ -6,12 +6,14 @@ from torch import Tensor
 from fastmax.backends.native import abi
 from fastmax.call import Call
 from fastmax.core import EPS
+from fastmax.dropout import dropped_of_2_16
 from fastmax.plan import Plan, cheaper_form, kernel_chunk
 
 
 class PackedCall:
     grads = abi.NO_TENSOR * 6
     mask: abi.Fields = (0, 0, 0, 0)
+    dropout: abi.Fields = (0, 0, 0)
     forms = cu_queries = cu_keys = head_scale = d_head_scale = state_out = d_state_out = d_state_in = 0
 
     def __init__(self, call: Call, plan: Plan, o: Tensor, g: Tensor, *, has_state: bool):
@@ -45,6 +47,9 @@ class PackedCall:
             self.mask = (mask.data_ptr(), *mask.stride())
         if call.head_scale is not None:
             self.head_scale = self.pointer(call.head_scale.to(torch.float64))
+        if call.dropout_mode is not None:
+            seed = self.pointer(call.dropout_seed)
+            self.dropout = (abi.DROPOUTS[call.dropout_mode], dropped_of_2_16(options.dropout_p), seed)
 
     def tensor(self, x: Tensor | None) -> abi.Fields:
         if x is None:
@@ -70,6 +75,7 @@ class PackedCall:
         packed = abi.CALL.pack(
             *self.numbers, *self.tensors, *self.grads, *self.mask, self.cu_queries, self.cu_keys,
             self.head_scale, self.d_head_scale, self.state_in, self.state_out, self.d_state_out, self.d_state_in,
+            *self.dropout,
         )  # fmt: skip
         library.run(function, packed, level)
 
@@ -81,14 +87,14 @@ def in_rows(strides: tuple[int, ...], x: Tensor) -> bool:
 def _chunk(call: Call, plan: Plan) -> int:
     if plan.chunk is not None:
         return max(32, plan.chunk + -plan.chunk % 32)  # whole vectors of every level
-    return kernel_chunk(call.q.shape[3], call.options.order, call.options.is_causal)
+    return kernel_chunk(call.q.shape[3], call.options.order, call.options.is_causal, call.drops_features)
 
 
 def _form(call: Call, plan: Plan, queries: int, keys: int, has_state: bool) -> int:
     order = call.options.order
     if plan.form == "factorized" and order > 2:
         raise ValueError(f"order {order} has only the dense form, got form={plan.form!r}")
-    if has_state:  # a state is the factorized form's
+    if has_state or call.drops_features:  # a state is the factorized form's; the dense one has no features to drop
         return abi.FORMS["factorized"]
     if order > 2:
         return abi.FORMS["dense"]

@@ -33,7 +33,8 @@ class Prepared:
     def of(options: Options, packed: PackedCall, o: Tensor, g: Tensor) -> "Prepared":
         library = abi.load()
         assert not isinstance(library, str), library
-        q, k, v, o_, g_, decay = (packed.tensors[i + 1 : i + 5] for i in range(0, 30, 5))
+        fields = packed.tensors
+        q, k, v, o_, g_, decay = fields[1:5], fields[6:10], fields[11:15], fields[16:20], fields[21:25], fields[26:30]
         heads_inside = o.stride(1) < o.stride(2)
         shape = tuple(o.transpose(1, 2).shape if heads_inside else o.shape)
         return Prepared(
@@ -88,4 +89,4 @@ class Prepared:
 
 
 _NO_GRADS = abi.NO_TENSOR * 6
-_NOTHING_ELSE = (0,) * 12  # mask, lengths, scales and states
+_NOTHING_ELSE = (0,) * 15  # mask, lengths, scales, states and dropout
