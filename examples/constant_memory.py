@@ -1,8 +1,8 @@
 """Generation with constant memory: measure it against a cache of keys and values, and draw it.
 
-    pip install 'fastmax[hf,report]'
-    python examples/constant_memory.py --out results/generate.json --picture results/generate.png
-    python examples/constant_memory.py --draw results/generate.json --picture results/generate.png
+pip install 'fastmax[hf,report]'
+python examples/constant_memory.py --out results/generate.json --picture results/generate.png
+python examples/constant_memory.py --draw results/generate.json --picture results/generate.png
 """
 
 import argparse

@@ -56,7 +56,9 @@ def test_trainer_and_lora(tmp_path: Path) -> None:
 
     base = LLAMA.build("fastmax", torch.float32)
     configure(base, learn_scale=True)
-    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["fastmax"], task_type="CAUSAL_LM")
+    config = peft.LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["fastmax"], task_type="CAUSAL_LM"
+    )
     model = peft.get_peft_model(base, config)
     before = {name: weight.clone() for name, weight in model.named_parameters() if weight.requires_grad}
     assert any("fastmax" in name for name in before)
@@ -105,7 +107,9 @@ def test_trl_packs_and_every_sequence_stays_alone(tmp_path: Path, tokenizer: Any
     starts = (batch["position_ids"][0] == 0).nonzero().flatten().tolist()
     stops = [*starts[1:], batch["input_ids"].shape[1]]
     boundaries = torch.tensor([*starts, stops[-1]], dtype=torch.int32)
-    packed = outputs(model.eval(), {**batch, "cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries, "use_cache": False})
+    packed = outputs(
+        model.eval(), {**batch, "cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries, "use_cache": False}
+    )
     for start, stop in zip(starts, stops, strict=True):
         alone = outputs(model, {"input_ids": batch["input_ids"][:, start:stop]})
         assert torch.allclose(packed[:, start:stop], alone, rtol=0, atol=1e-5)
@@ -117,5 +121,7 @@ def test_pipelines(tokenizer: Any) -> None:
     options = {"max_new_tokens": 4, "do_sample": False, "return_full_text": False}
     plain = generate(TEXTS[0], **options)
     assert generate(TEXTS[0], past_key_values=FastmaxCache(model.config), **options) == plain
-    features = pipeline("feature-extraction", model=BERT.build("fastmax", torch.float32), tokenizer=tokenizer, device="cpu")
+    features = pipeline(
+        "feature-extraction", model=BERT.build("fastmax", torch.float32), tokenizer=tokenizer, device="cpu"
+    )
     assert len(features(TEXTS[0])[0]) == 4

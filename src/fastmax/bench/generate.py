@@ -95,7 +95,9 @@ def _states(context: int) -> FastmaxCache:
 
 
 def _nbytes(cache: Any) -> int:
-    return cache.nbytes if isinstance(cache, FastmaxCache) else sum(x.keys.nbytes + x.values.nbytes for x in cache.layers)
+    return (
+        cache.nbytes if isinstance(cache, FastmaxCache) else sum(x.keys.nbytes + x.values.nbytes for x in cache.layers)
+    )
 
 
 def _measure_memory(name: str, contexts: list[int]) -> dict[str, int]:

@@ -69,7 +69,11 @@ def _forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(torch.promote_types(call.q.dtype, call.v.dtype), torch.float32)
     q, k = (normalized(x.to(dtype), call.options.normalize) for x in (call.q, call.k))
     q = q * call.scale if call.head_scale is None else q * (call.scale * call.head_scale.to(dtype))[:, None, None]
-    counts = torch.ones_like(call.v[..., :1]) if call.key_mask is None else call.key_mask.unsqueeze(-1).expand(*call.v.shape[:3], 1)
+    counts = (
+        torch.ones_like(call.v[..., :1])
+        if call.key_mask is None
+        else call.key_mask.unsqueeze(-1).expand(*call.v.shape[:3], 1)
+    )
     u = torch.cat((call.v, torch.ones_like(call.v[..., :1])), -1).to(dtype)
     u = torch.where(counts.bool(), u, 0)
     groups = q.shape[1] // k.shape[1]

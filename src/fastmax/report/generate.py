@@ -49,7 +49,10 @@ def draw(measured: dict[str, Any], path: str | PathLike[str]) -> None:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     time, memory = figure.subplots(1, 2)
     contexts = [cell["context"] for cell in measured["cells"]]
-    for name, label, color in (("fastmax", "FastmaxCache", "tab:blue"), ("softmax", "keys and values (SDPA)", "tab:orange")):
+    for name, label, color in (
+        ("fastmax", "FastmaxCache", "tab:blue"),
+        ("softmax", "keys and values (SDPA)", "tab:orange"),
+    ):
         best = [cell["seconds"][name]["best"] * 1e3 for cell in measured["cells"]]
         time.plot(contexts, best, "o-", color=color, label=label)
         sizes = [cell["cache_bytes"][name] / 1e6 for cell in measured["cells"]]
