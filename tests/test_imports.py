@@ -34,7 +34,10 @@ LAYERS: list[list[set[str]]] = [
 "fastmax" is the package itself, `fastmax/__init__.py`."""
 
 HEAVY = ("lra", "bench", "report", "data", "baselines", "commands", "cli")
-OPTIONAL = ("accelerate", "matplotlib", "rich", "tyro", "PIL", "triton", "transformers", "tensorboard", "safetensors")
+OPTIONAL = (
+    "accelerate", "rich", "tyro", "PIL", "triton", "transformers", "tensorboard", "safetensors", "peft", "trl", "onnx",
+    "onnxscript", "onnxruntime", "matplotlib",
+)  # fmt: skip
 
 
 class Import(NamedTuple):
