@@ -24,7 +24,7 @@ LAYERS: list[list[set[str]]] = [
     [{"api"}],
     [{"models", "nn", "state", "integrations", "distributed"}],
     [{"fastmax"}],
-    [{"_cells"}, {"baselines"}],
+    [{"_cells", "_roofline"}, {"baselines"}],
     [{"lra"}],
     [{"bench"}, {"report"}],
     [{"reproduce"}],

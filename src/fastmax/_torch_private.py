@@ -85,3 +85,8 @@ def assert_later(condition: Tensor, message: str) -> None:
     check = _symbol("_assert_async")
     if check is not None:
         check(condition, message)
+
+
+def assert_on_device(condition: Tensor, message: str) -> None:
+    """Of a condition on a GPU: nothing waits for it; where it does not hold, the device stops with the message."""
+    torch._assert_async(condition, message)
