@@ -46,6 +46,7 @@ bench: $(STAMP)  ## every benchmark; results go to results/
 	$(BIN)/fastmax bench decode --out results/decode.json
 	$(BIN)/fastmax bench dropout --out results/dropout.json
 	$(BIN)/fastmax bench decay --out results/decay.json
+	$(BIN)/fastmax bench distributed --out results/distributed.json
 	$(BIN)/fastmax bench long --out results/long.json
 	$(BIN)/fastmax bench lra --out results/lra.json
 

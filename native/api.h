@@ -76,7 +76,8 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   POINTER(void, d_state_in)                                                                    \
   INT(dropout) /* FmDropout; what drops features needs the factorized form */                  \
   INT(dropped) /* entries of 2^16 */                                                           \
-  POINTER(const int64_t, dropout_seed)
+  POINTER(const int64_t, dropout_seed)                                                         \
+  INT(state_is_total) /* in an unmasked backward pass: state_in has all keys in it already */
 
 // One token per (batch, head) of decoding. Sums and recent tokens are contiguous and of type `type`.
 #define FM_STEP_FIELDS(INT, REAL, POINTER, TENSOR)                                       \

@@ -179,6 +179,7 @@ def test_empty_sequences(variant: Variant, ends: list[int]) -> None:
     more: dict[str, Any] = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "is_causal": True, "log_decay": decay}
     check(variant, make(q, k, v, **more))
     check(variant, make(q, k, v, state_in=state, return_state=True, **more))
+    check(variant, make(q, k, v, **more, dropout_p=0.3, dropout_seed=torch.tensor(1), scale=0.03))
 
 
 def everything(variant: Variant, call: Call, seed: int = 1) -> dict[str, torch.Tensor]:

@@ -227,8 +227,8 @@ def kernel_layout() -> str:
     [
         ("head_dim int, value_dim int", "value_dim int, head_dim int", "FmCall is 'head_dim int'.*'value_dim int'"),
         ("scale real", "scale int", "FmCall is 'scale real'.*'scale int'"),
-        (", dropout_seed pointer", "", "FmCall is 'dropout_seed pointer'.*'nothing'"),
-        ("dropout_seed pointer", "dropout_seed pointer, more int", "FmCall is 'nothing'.*'more int'"),
+        (", state_is_total int", "", "FmCall is 'state_is_total int'.*'nothing'"),
+        ("state_is_total int", "state_is_total int, more int", "FmCall is 'nothing'.*'more int'"),
         ("token_stride int", "stride int", "FmTensor is 'token_stride int'.*'stride int'"),
         ("BF16 2, F16 3", "F16 2, BF16 3", "FmType is 'BF16 2'.*'F16 2'"),
         ("FmForm: ", "Form: ", "FmForm is 'DENSE 1'.*'nothing'"),

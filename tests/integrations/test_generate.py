@@ -1,4 +1,4 @@
-"""generate(): the same tokens with FastmaxCache, with transformers' own cache and with none, and what else a cache is asked for."""
+"""generate(): the same tokens with FastmaxCache, with a DynamicCache and with none, and what else a cache is asked for."""
 
 import copy
 from pathlib import Path
@@ -185,7 +185,7 @@ def test_models_that_change_keys_after_the_cache_are_found_out() -> None:
 def test_keys_come_once(llama: Any) -> None:
     cache = FastmaxCache(llama.config)
     key = torch.randn(1, 2, 3, 8)
-    key, value = cache.update(key, key, 0)
+    cache.update(key, key, 0)
     layer = cache.layers[0]
     layer.take()
     with pytest.raises(RuntimeError, match="shares keys between layers"):

@@ -16,8 +16,10 @@ BENCHES = {
     "core": "growth of time and memory, and the paper's literal form",
     "kernel": "the native kernel against sgemm, softmax attention and plain PyTorch",
     "decode": "time per token with a state, against softmax attention over a cache",
+    "generate": "a token of generation by a model of transformers: time and memory, against a cache of keys and values",
     "dropout": "what each dropout mode costs",
     "decay": "what forgetting costs, against the same call without",
+    "distributed": "a sequence over several processes: bytes, time, and the cost on paper of many machines",
     "long": "one head over a million tokens: time, memory, precision",
     "lra": "training steps per second and memory of every attention of the Long Range Arena",
 }

@@ -97,4 +97,4 @@ def prepare(call: Call) -> Prepared | None:
         if x.stride(3) != 1 and x.shape[3] != 1:
             return None
     o, g, _ = call.new_outputs()
-    return Prepared.of(call.options, PackedCall(call, RULE, o, g, has_state=False), o, g)
+    return Prepared.of(call, PackedCall(call, RULE, o, g, has_state=False), o, g)

@@ -38,7 +38,7 @@ CALL_FIELDS = (
     ("mask", "pointer"), ("mask_batch_stride", "int"), ("mask_head_stride", "int"), ("mask_token_stride", "int"),
     ("cu_queries", "pointer"), ("cu_keys", "pointer"), ("head_scale", "pointer"), ("d_head_scale", "pointer"),
     ("state_in", "pointer"), ("state_out", "pointer"), ("d_state_out", "pointer"), ("d_state_in", "pointer"),
-    ("dropout", "int"), ("dropped", "int"), ("dropout_seed", "pointer"),
+    ("dropout", "int"), ("dropped", "int"), ("dropout_seed", "pointer"), ("state_is_total", "int"),
 )  # fmt: skip
 STEP_FIELDS = (
     ("type", "int"), ("batch", "int"), ("query_heads", "int"), ("key_heads", "int"), ("head_dim", "int"),

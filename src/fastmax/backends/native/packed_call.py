@@ -14,6 +14,7 @@ class PackedCall:
     grads = abi.NO_TENSOR * 6
     mask: abi.Fields = (0, 0, 0, 0)
     dropout: abi.Fields = (0, 0, 0)
+    state_is_total = False
     forms = cu_queries = cu_keys = head_scale = d_head_scale = state_out = d_state_out = d_state_in = 0
 
     def __init__(self, call: Call, plan: Plan, o: Tensor, g: Tensor, *, has_state: bool):
@@ -21,7 +22,8 @@ class PackedCall:
         options = call.options
         batch, query_heads, queries, head_dim = call.q.shape
         _, key_heads, keys, value_dim = call.v.shape
-        sequences, uniform = -1, abi.FORMS["dense"]  # none of them may be left to say
+        # of a packed batch each sequence has a form; there may be none to have one
+        sequences, uniform = -1, abi.FORMS["factorized" if call.drops_features else "dense"]
         if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
             cu_q, cu_k = call.cu_seqlens_q.to(torch.int64), call.cu_seqlens_k.to(torch.int64)
             sequences = cu_q.shape[0] - 1
@@ -31,6 +33,7 @@ class PackedCall:
             self.forms = self.pointer(torch.tensor(forms, dtype=torch.int64, device="cpu"))
         else:
             uniform = _form(call, plan, queries, keys, has_state)
+        self.uniform = uniform
         self.numbers = (
             abi.TYPES[g.dtype], batch, query_heads, key_heads, queries, keys, head_dim, value_dim,
             options.order, options.is_causal, abi.NORMALIZATIONS[options.normalize], _chunk(call, plan),
@@ -75,7 +78,7 @@ class PackedCall:
         packed = abi.CALL.pack(
             *self.numbers, *self.tensors, *self.grads, *self.mask, self.cu_queries, self.cu_keys,
             self.head_scale, self.d_head_scale, self.state_in, self.state_out, self.d_state_out, self.d_state_in,
-            *self.dropout,
+            *self.dropout, self.state_is_total,
         )  # fmt: skip
         library.run(function, packed, level)
 
