@@ -11,6 +11,7 @@ from fastmax.baselines.interface import Attention, per_key
 from fastmax.core import default_scale
 from fastmax.nn.gate import KINDS, Gate
 from fastmax.nn.options import layer_scale
+from fastmax.nn.sharded import SharesSequence
 
 SCALES = ("paper", "sqrt", "learned")
 DECAYS = ("none", *KINDS)
@@ -18,7 +19,7 @@ MEMORY = (2.0, 7.0)
 """Where decays start, as in `FastmaxAttention`: on small images these beat no decay by five points."""
 
 
-class Fastmax(Attention):
+class Fastmax(Attention, SharesSequence):
     """`fastmax_attention` as a layer.
 
     Args:
@@ -68,7 +69,8 @@ class Fastmax(Attention):
         if self.training and self.dropout > 0:
             dropped = {"dropout_p": self.dropout, "dropout_mode": self.dropout_mode}
         scale = self.scale if self.head_scale is None else self.head_scale
-        o: Tensor = fastmax_attention(
+        attend = fastmax_attention if self.sequence is None else self.sequence.attend
+        o: Tensor = attend(
             q, k, v, per_key(mask), order=self.order, scale=scale, backend=self.backend, log_decay=log_decay, **dropped
         )
         return o
