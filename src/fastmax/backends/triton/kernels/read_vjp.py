@@ -105,13 +105,13 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
                     acc *= near[:, None]
                 acc += constant[:, None] * centre
             if ORDER == 2:
-                ob = tl.arange(0, B)
-                for block in range(NB):  # the denominator's part, of the high and low halves of both factors
+                ob = tl.arange(0, 16)
+                for block in range(D // 16):  # the denominator's part, of the high and low halves of both factors
                     xb = (
-                        tl.load(x + (block * B + ob)[None, :], mask=mt[:, None], other=0.0).to(tl.float32)
+                        tl.load(x + (block * 16 + ob)[None, :], mask=mt[:, None], other=0.0).to(tl.float32)
                         * last[:, None]
                     )
-                    square = tl.load(z + (block * B + ob)[:, None] * D + od[None, :])
+                    square = tl.load(z + (block * 16 + ob)[:, None] * D + od[None, :])
                     if DT == tl.float32:
                         acc = tl.dot(xb, square, acc, input_precision=PRECISION)
                     else:
