@@ -1,6 +1,7 @@
 """What every backend must compute: calls of all kinds, the definition in fp64 with autograd's gradients, and the comparison.
 
-A backend takes part by being in `fastmax.backends.NAMES`, once for each instruction set level if it has levels.
+A backend takes part by being in `fastmax.backends.NAMES`, once for each instruction set level if it has levels. Triton's
+takes part on a GPU, and in Triton's interpreter, in a process of its own.
 """
 
 import re
@@ -10,6 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,12 +22,14 @@ from fastmax.call import Call, InputGrads, Options, OutputGrads
 from fastmax.core import normalized, similarity
 from fastmax.plan import FORMS, Plan
 from fastmax.reference import _monomials
+from tests.backends.interpreter import MISSING, interpreted
 from tests.support import assert_within_budget, randn
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 MAY_REFUSE = {
     "native": r"order [34] has (no state|only the dense form)|channels per head|runs on the CPU",
+    "triton": r"dropout|order [34] has (no state|only the dense form)|channels per head|runs on GPUs",
     "chunked": "(?!)",
 }
 """What a backend may refuse, if that is known; the rest it must compute."""
@@ -42,19 +46,55 @@ class Variant(NamedTuple):
 
     @property
     def backend(self) -> Backend:
+        if self.level == "interpreted":
+            found: Any = interpreted()
+            return found
         return backends.load(self.name)
 
     @property
     def plan(self) -> Plan:
         return Plan(form=self.form, level=self.level)
 
+    def adapted(self, call: Call, grads: OutputGrads) -> tuple[Call, OutputGrads]:
+        """In fp32 what is in fp64, where a backend has none."""
+        if self.name != "triton":
+            return call, grads
+        narrow = [x.float() if isinstance(x, Tensor) and x.dtype == torch.float64 else x for x in call.flatten()]
+        options = Call.unflatten(narrow).options
+        if options.out_dtype == torch.float64:
+            options = options._replace(out_dtype=torch.float32)
+        return replace(Call.unflatten(narrow), options=options), OutputGrads(
+            *(x.float() if x is not None and x.dtype == torch.float64 else x for x in grads)
+        )
 
-def variants() -> list[Variant]:
-    found = []
+    def precision(self, call: Call) -> torch.dtype | None:
+        """What products are rounded to where that is less than fp32: tensor cores take half precision as it is."""
+        kinds = {call.q.dtype, call.k.dtype, call.v.dtype}
+        if self.name != "triton" or not kinds <= {torch.bfloat16, torch.float16}:
+            return None
+        return torch.bfloat16 if kinds == {torch.bfloat16} else torch.float16
+
+
+def variants() -> list[Any]:
+    """For parametrize: those of Triton's interpreter only run where they are asked for, and those of a GPU are marked."""
+    found: list[Any] = []
     for name in backends.NAMES:
+        if name == "triton":
+            found += [
+                pytest.param(variant, marks=pytest.mark.interpreted, id=str(variant))
+                for variant in interpreted_variants()
+            ]
         levels = getattr(backends.load(name), "levels", lambda: (None,))()
-        found += [Variant(name, level, device, form) for level in levels for device in DEVICES for form in FORMS]
+        for device in DEVICES:
+            marks = [pytest.mark.gpu] if device == "cuda" else []
+            for level in () if (name, device) == ("triton", "cpu") else levels:
+                each = [Variant(name, level, device, form) for form in FORMS]
+                found += [pytest.param(variant, marks=marks, id=str(variant)) for variant in each]
     return found
+
+
+def interpreted_variants() -> list[Variant]:
+    return [] if MISSING else [Variant("triton", "interpreted", "cpu", form) for form in FORMS]
 
 
 class RefusedError(Exception):
@@ -104,12 +144,12 @@ def check(
 ) -> None:
     """Everything within twice the error that the definition makes in the precision of the call, plus rounding."""
     grads = output_grads(call) if grads is None else grads
-    call, grads = to_device(call, grads, variant.device)
+    call, grads = to_device(*variant.adapted(call, grads), variant.device)
     actual = run(variant, call, grads, plan)
     exact, same = defined(call, grads, exact=True), defined(call, grads, exact=False)
     for name, x in actual.items():
         try:
-            assert_within_budget(x, exact[name], same[name], budgets=budgets)
+            assert_within_budget(x, exact[name], same[name], variant.precision(call), budgets=budgets)
         except AssertionError as error:
             raise AssertionError(f"{name} of {variant}: {error}") from None
 

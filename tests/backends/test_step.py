@@ -11,19 +11,27 @@ from fastmax.backends import native
 from fastmax.features import feature_count
 from fastmax.state import decode
 from tests.backends.conformance import threads
+from tests.backends.interpreter import MISSING, interpreted
 from tests.support import assert_within_budget, randn
 
 CAPACITY = 6
 
 
-def steppers() -> list[Any]:
-    """Each backend that decodes, native at all levels of this processor."""
+def steppers(*, interprets: bool = True) -> list[Any]:
+    """Each backend that decodes, native at all levels of this processor, Triton's in the interpreter if that is asked for."""
     found = []
     for name in backends.NAMES:
-        if hasattr(backends.load(name), "prepare_step"):
+        if name == "triton":
+            if interprets and not MISSING:
+                found.append(pytest.param(name, None, id="triton", marks=pytest.mark.interpreted))
+        elif hasattr(backends.load(name), "prepare_step"):
             levels = native.levels() if name == "native" else (None,)
             found += [pytest.param(name, level, id=f"{name}/{level}" if level else name) for level in levels]
     return found
+
+
+def prepare_step_of(name: str) -> Any:
+    return interpreted().prepare_step if name == "triton" else backends.load(name).prepare_step  # type: ignore[attr-defined]
 
 
 def decoded(
@@ -89,7 +97,7 @@ def test_a_step_is_its_definition(
     own = {} if level is None else {"level": level}
     for workers in (1, 2):
         with threads(workers):
-            found = decoded(backends.load(name).prepare_step, tensors, tokens, sums, **options, **own)  # type: ignore[attr-defined]
+            found = decoded(prepare_step_of(name), tensors, tokens, sums, **options, **own)
         for actual, oracle, dense in zip(found, exact, same, strict=True):
             assert_within_budget(actual, oracle, dense)
 
@@ -113,7 +121,7 @@ def test_the_oldest_tokens_join_the_sum(
         randn(2, 2, 5, dim, dtype=dtype) / dim,
     ]
     held += [randn(2, 2, 5, value_dim + 1, dtype=dtype).abs(), -torch.rand(2, 2, 5, dtype=dtype)]
-    fused = backends.load(name).prepare_step  # type: ignore[attr-defined]
+    fused = prepare_step_of(name)
     results = []
     for prepare, kind, more in (
         (decode.prepare_step, torch.float64, {}),
@@ -133,7 +141,7 @@ def test_the_oldest_tokens_join_the_sum(
         assert_within_budget(actual, exact, same)
 
 
-@pytest.mark.parametrize(("name", "level"), steppers())
+@pytest.mark.parametrize(("name", "level"), steppers(interprets=False))
 @pytest.mark.parametrize("wrong", [0.5, torch.nan, -torch.inf])
 def test_a_decay_that_is_none_is_refused_and_nothing_is_written(name: str, level: str | None, wrong: float) -> None:
     x, keys, values, decays = randn(2, 2, 1, 4), randn(2, 2, 3, 4), randn(2, 2, 3, 5), -torch.rand(2, 2, 3).double()

@@ -183,7 +183,7 @@ SOME_LAYERS = [
 """They have layers of other kinds beside attention."""
 
 WITHOUT = [
-    *(Architecture(name, "encoder") for name in ("deberta", "deberta-v2", "xlnet", "mpnet", "big_bird", "longformer")),
-    *(Architecture(name) for name in ("mamba", "gpt_neo", "gptj", "falcon", "bloom", "mpt")),
+    *(Architecture(name, "encoder") for name in ("deberta", "deberta-v2", "mpnet", "big_bird", "longformer")),
+    *(Architecture(name) for name in ("mamba", "gptj", "falcon", "bloom", "mpt")),
 ]
 """They do not use the attention interface: the name is ignored, or fails."""

@@ -351,6 +351,11 @@ def test_refusals_of_stages_and_masks() -> None:
     for wrong in ({"steps": -1}, {"lr": -1.0}, {"gate_lr": float("nan")}, {"train": "mlp"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Stage(**{"steps": 1, "lr": 1e-3} | wrong)
+    keys = torch.tensor([[False, False, True, True]])
+    mask = layers.softmax_mask(keys, 4)
+    assert mask is not None
+    assert mask.any(-1).all(), "a query that sees no key would be NaN"
+    assert mask[0, 0, 2:].tolist() == [[False, False, True, False], [False, False, True, True]]
     with pytest.raises(ValueError, match="not packed ones"):
         layers.softmax_mask(torch.empty(0, 0, dtype=torch.bool), 4)
     eager = LlamaForCausalLM._from_config(LlamaConfig(**TINY), attn_implementation="eager").eval()

@@ -1,4 +1,4 @@
-"""generate(): the same tokens with FastmaxCache, with transformers' own cache and with none, and what else a cache is asked for."""
+"""generate(): the same tokens with FastmaxCache, with a DynamicCache and with none, and what else a cache is asked for."""
 
 import copy
 from pathlib import Path
@@ -40,7 +40,9 @@ def test_every_cache_gives_the_same_tokens(name: str) -> None:
     assert torch.equal(generated(model, alone, "fastmax")[0], generated(model, inputs, "fastmax")[0, 3:])
 
 
-@pytest.mark.parametrize("options", [{"decay": "gated", "learn_scale": True, "memory": (1.0, 3.0)}, {"decay": "learned"}, {"window": 3}])
+@pytest.mark.parametrize(
+    "options", [{"decay": "gated", "learn_scale": True, "memory": (1.0, 3.0)}, {"decay": "learned"}, {"window": 3}]
+)
 def test_what_is_configured_is_generated_with(options: dict[str, Any]) -> None:
     model = BY_NAME["llama"].build("fastmax")
     plain = generated(model, BY_NAME["llama"].inputs("left"), "none")
@@ -70,7 +72,11 @@ def test_pieces_of_a_text_are_the_text(make: Any, options: dict[str, Any]) -> No
     whole = outputs(model, {**inputs, "position_ids": positions})
     cache, parts = make(config=model.config), []
     for start, stop in ((0, 5), (5, 6), (6, 11)):
-        piece = {"input_ids": ids[:, start:stop], "attention_mask": mask[:, :stop], "position_ids": positions[:, start:stop]}
+        piece = {
+            "input_ids": ids[:, start:stop],
+            "attention_mask": mask[:, :stop],
+            "position_ids": positions[:, start:stop],
+        }
         parts.append(outputs(model, {**piece, "past_key_values": cache}))
     counted = mask.bool()
     assert_within_budget(torch.cat(parts, 1)[counted], whole[counted], whole[counted])
@@ -132,7 +138,13 @@ def test_encoder_and_decoder(beams: int) -> None:
     bart = BY_NAME["bart"]
     model: Any = bart.build("fastmax")
     inputs = {name: x for name, x in bart.inputs("right").items() if name != "decoder_input_ids"}
-    options = {"num_beams": beams, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "forced_eos_token_id": None}
+    options = {
+        "num_beams": beams,
+        "max_new_tokens": 6,
+        "do_sample": False,
+        "eos_token_id": None,
+        "forced_eos_token_id": None,
+    }
     cache = EncoderDecoderCache(FastmaxCache(), DynamicCache(config=model.config))
     actual = model.generate(**inputs, past_key_values=cache, **options)
     assert torch.equal(actual, model.generate(**inputs, use_cache=False, **options))
@@ -173,7 +185,7 @@ def test_models_that_change_keys_after_the_cache_are_found_out() -> None:
 def test_keys_come_once(llama: Any) -> None:
     cache = FastmaxCache(llama.config)
     key = torch.randn(1, 2, 3, 8)
-    key, value = cache.update(key, key, 0)
+    cache.update(key, key, 0)
     layer = cache.layers[0]
     layer.take()
     with pytest.raises(RuntimeError, match="shares keys between layers"):

@@ -8,8 +8,10 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, distributed
-from torch.distributed import ProcessGroup, Work
+from torch import distributed
+from torch.distributed import ProcessGroup
+
+from fastmax.distributed.wire import start_gather, wait_for
 
 _FINE, _REFUSED = 1, 0
 
@@ -30,25 +32,17 @@ class Agreement:
         digest = int.from_bytes(blake2b(repr(own.common).encode(), digest_size=8).digest(), "little", signed=True)
         state = _FINE if own.refusal is None else _REFUSED
         numbers = torch.tensor([state, digest, *own.counts], dtype=torch.int64, device=device)
-        self.answers, self.work = start_gather(numbers, group)
+        self.answers, self.works = start_gather(numbers, group)
 
     def wait(self) -> list[tuple[int, ...]]:
         """The counts of every rank; ValueError on all of them if one refuses or two differ."""
-        self.work.wait()
+        wait_for(self.works, self.group)
         found = torch.stack(self.answers).tolist()
         if any(state != _FINE for state, *_ in found) or len({digest for _, digest, *_ in found}) > 1:
             words: list[Any] = [None] * self.group.size()
             distributed.all_gather_object(words, self.own, self.group)
             raise ValueError(disagreement([Statement(*word) for word in words]))
         return [tuple(counts) for _, _, *counts in found]
-
-
-def start_gather(x: Tensor, group: ProcessGroup) -> tuple[list[Tensor], Work]:
-    """Room for the tensor of every rank, and what to wait for until it is filled."""
-    room = [torch.empty_like(x) for _ in range(group.size())]
-    work = distributed.all_gather(room, x, group=group, async_op=True)
-    assert work is not None
-    return room, work
 
 
 def disagreement(said: list[Statement]) -> str:

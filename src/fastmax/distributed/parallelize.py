@@ -87,8 +87,9 @@ class Sharded:
         summed: Tensor = Total.apply(self.group, x)  # type: ignore[no-untyped-call]
         return summed
 
-    def positions(self, tokens: int, device: torch.device) -> Tensor:
-        return self._start(tokens, device) + torch.arange(tokens, device=device)
+    def starts(self, lengths: tuple[int, ...], device: torch.device) -> list[int]:
+        before = self._lengths(lengths, device)[: self.group.rank()]
+        return [sum(of_rank[i] for of_rank in before) for i in range(len(lengths))]
 
     def before(self, x: Tensor, count: int) -> Tensor:
         """From as many shards before as it takes: each hands on its last `count` tokens, or all that it has."""
@@ -96,14 +97,12 @@ class Sharded:
         ends: Tensor = Gathered.apply(  # type: ignore[no-untyped-call]
             self.group, nn.functional.pad(x[:, x.shape[1] - kept :], (0, 0, count - kept, 0))
         )
-        lengths = [min(count, length) for length in self._lengths(x.shape[1], x.device)[: self.group.rank()]]
+        lengths = [min(count, length) for (length,) in self._lengths((x.shape[1],), x.device)[: self.group.rank()]]
         tokens = [end[:, count - length :] for end, length in zip(ends, lengths, strict=False)]
         return torch.cat((ends[0][:, :count] * 0, *tokens), 1)[:, -count:] if count else x[:, :0]
 
-    def _start(self, tokens: int, device: torch.device) -> int:
-        return sum(self._lengths(tokens, device)[: self.group.rank()])
-
-    def _lengths(self, tokens: int, device: torch.device) -> list[int]:
+    def _lengths(self, own: tuple[int, ...], device: torch.device) -> list[tuple[int, ...]]:
+        """Of the shards of all ranks."""
         if not self.check:
-            return [tokens] * self.group.size()
-        return [length for (length,) in Agreement(Statement({}, None, (tokens,)), self.group, device).wait()]
+            return [own] * self.group.size()
+        return Agreement(Statement({}, None, own), self.group, device).wait()

@@ -14,10 +14,10 @@ So both passes send one state per rank and round, whatever the number of tokens.
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from fastmax.distributed.agree import start_gather
+from fastmax.distributed.wire import from_last, start_gather, start_passing, summed, wait_for
 
 SMALL = 1 << 20
 """Bytes of all ranks together that are gathered whatever the number of ranks: below, a round costs more than its bytes."""
@@ -50,15 +50,13 @@ class Scan:
         self.own = torch.cat(parts)
         self.gathered = gathers(self.world, self.own.nbytes) if gather is None else gather
         if self.gathered:
-            self.room, work = start_gather(self.own, group)
-            self.works = [work]
+            self.room, self.works = start_gather(self.own, group)
         else:
             self.arrived, self.works = self._round(self.own, 1, first=0)
 
     def wait(self) -> Tensor:
         """What arrives at this rank."""
-        for work in self.works:
-            work.wait()
+        wait_for(self.works, self.group)
         if self.gathered:
             ordered = self.room[::-1] if self.reverse else self.room
             total = torch.zeros_like(self._split(self.own)[0])
@@ -71,8 +69,7 @@ class Scan:
         distance = 1
         while distance < self.world - 1:
             arrived, works = self._round(own, distance, first=1)
-            for work in works:
-                work.wait()
+            wait_for(works, self.group)
             if arrived is not None:
                 own = self._then(arrived, own)
             distance *= 2
@@ -80,14 +77,13 @@ class Scan:
 
     def _round(self, own: Tensor, distance: int, first: int) -> tuple[Tensor | None, list[Work]]:
         """Everybody from place `first` on sends to the place `distance` further on."""
-        arrived, works = None, []
         to, source = self.place + distance, self.place - distance
-        if self.place >= first and to < self.world:
-            works.append(distributed.isend(own, group=self.group, group_dst=self._rank(to)))
-        if source >= first:
-            arrived = torch.empty_like(own)
-            works.append(distributed.irecv(arrived, group=self.group, group_src=self._rank(source)))
-        return arrived, [work for work in works if work is not None]
+        return start_passing(
+            own,
+            self._rank(to) if self.place >= first and to < self.world else None,
+            self._rank(source) if source >= first else None,
+            self.group,
+        )
 
     def _rank(self, place: int) -> int:
         return self.world - 1 - place if self.reverse else place
@@ -178,11 +174,11 @@ class Total(torch.autograd.Function):
     def forward(ctx: Any, group: ProcessGroup, state: Tensor, *anchors: Tensor) -> Tensor:
         ctx.group = group
         ctx.save_for_backward(*anchors)
-        return _summed(state, group)
+        return summed(state, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, _summed(grads[0], ctx.group), *map(torch.zeros_like, ctx.saved_tensors)
+        return None, summed(grads[0], ctx.group), *map(torch.zeros_like, ctx.saved_tensors)
 
 
 class FromLast(torch.autograd.Function):
@@ -191,13 +187,11 @@ class FromLast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: ProcessGroup, x: Tensor) -> Tensor:
         ctx.group = group
-        x = x.clone(memory_format=torch.contiguous_format)
-        distributed.broadcast(x, group=group, group_src=group.size() - 1)
-        return x
+        return from_last(x, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        total = _summed(grads[0], ctx.group)
+        total = summed(grads[0], ctx.group)
         return None, total if ctx.group.rank() == ctx.group.size() - 1 else torch.zeros_like(total)
 
 
@@ -207,13 +201,13 @@ class Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: ProcessGroup, x: Tensor) -> Tensor:
         ctx.group = group
-        room, work = start_gather(x.contiguous(), group)
-        work.wait()
+        room, works = start_gather(x.contiguous(), group)
+        wait_for(works, group)
         return torch.stack(room)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, _summed(grads[0], ctx.group)[ctx.group.rank()]
+        return None, summed(grads[0], ctx.group)[ctx.group.rank()]
 
 
 class Together(torch.autograd.Function):
@@ -226,9 +220,3 @@ class Together(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, *grads: Any) -> Any:
         return grads
-
-
-def _summed(x: Tensor, group: ProcessGroup) -> Tensor:
-    x = x.clone(memory_format=torch.contiguous_format)
-    distributed.all_reduce(x, group=group)
-    return x

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fastmax.baselines import Attention, Options, attention
+from fastmax.call import accumulation_dtype
 from fastmax.lra.config import ModelPreset
 from fastmax.lra.dropout import Dropout
 from fastmax.lra.quirks import Quirks
@@ -93,29 +94,26 @@ class Encoder(nn.Module, SharesSequence):
         self.norm = nn.LayerNorm(preset.dim)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
-        place = self._places(tokens)
-        mask = self._mask(tokens, lengths, place)
+        start = 0 if self.sequence is None else self.sequence.starts((tokens.shape[1],), tokens.device)[0]
+        mask = self._mask(tokens, lengths, start)
         x = self.tokens(tokens)
         if self.cls is not None:
             # before the first token of all
             count = 1 if self.sequence is None or self.sequence.is_first else 0
             x = torch.cat((self.cls.expand(len(x), -1, -1)[:, :count], x), 1)
             mask = None if mask is None else nn.functional.pad(mask, (count, 0), value=True)
-            place = nn.functional.pad(place + 1, (count, 0))
-        x = self.dropout(x + self.positions[place])
+            start += 1 - count
+        x = self.dropout(x + self.positions[start : start + x.shape[1]])
         for block in self.blocks:
             x = block(x, mask)
         return self._pooled(self.norm(x), mask)
 
-    def _places(self, tokens: Tensor) -> Tensor:
-        """(N,): of the tokens in their sequence."""
-        count, device = tokens.shape[1], tokens.device
-        return torch.arange(count, device=device) if self.sequence is None else self.sequence.positions(count, device)
-
-    def _mask(self, tokens: Tensor, lengths: Tensor | None, place: Tensor) -> Tensor | None:
+    def _mask(self, tokens: Tensor, lengths: Tensor | None, start: int = 0) -> Tensor | None:
         if self.quirks.zero_is_padding:
             return tokens != 0
-        return None if lengths is None else place < lengths.unsqueeze(1)
+        if lengths is None:
+            return None
+        return torch.arange(start, start + tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
 
     def _pooled(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if self.cls is None:
@@ -188,13 +186,13 @@ def attention_options(preset: ModelPreset, base: Options | None = None) -> Optio
 
 def mean_pool(x: Tensor, mask: Tensor | None, *, over_all: bool = False, sequence: Sequence | None = None) -> Tensor:
     """(B, N, dim) -> (B, dim): the mean over real tokens, or their sum over the full length."""
-    total = (lambda y: y) if sequence is None else sequence.total
     if mask is None and sequence is None:
         return x.mean(1)
-    counts = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else mask
-    counted = torch.ones_like(counts) if over_all else counts
-    count = total(counted.sum(1, keepdim=True).to(x.dtype)).clamp(min=1)
-    return total(((counts / count).to(x.dtype).unsqueeze(1) @ x).squeeze(1))
+    mask = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+    count = (torch.ones_like(mask) if over_all else mask).sum(1, keepdim=True)
+    count = (count if sequence is None else sequence.total(count)).clamp(min=1)
+    mean = ((mask.to(accumulation_dtype(x.dtype)) / count).to(x.dtype).unsqueeze(1) @ x).squeeze(1)
+    return mean if sequence is None else sequence.total(mean)
 
 
 def sinusoidal(length: int, dim: int) -> Tensor:

@@ -290,7 +290,10 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
             return positions, positions
         if self.sequence is None:
             return None, None
-        return self.sequence.positions(q.shape[2], q.device), self.sequence.positions(k.shape[2], k.device)
+        lengths = q.shape[2], k.shape[2]
+        starts = self.sequence.starts(lengths, q.device)
+        of_q, of_k = (start + torch.arange(n, device=q.device) for start, n in zip(starts, lengths, strict=True))
+        return of_q, of_k
 
     def _standardized(self, x: Tensor) -> Tensor:
         return normalized(x.to(accumulation_dtype(x.dtype)), normalization(self.options.normalize))

@@ -14,8 +14,8 @@ class Sequence(Protocol):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **options: Any) -> Tensor:
         """`fastmax_attention` over all shards."""
 
-    def positions(self, tokens: int, device: torch.device) -> Tensor:
-        """(tokens,): where these tokens are in the whole sequence."""
+    def starts(self, lengths: tuple[int, ...], device: torch.device) -> list[int]:
+        """Where shards of these lengths begin in their whole sequences."""
 
     def before(self, x: Tensor, count: int) -> Tensor:
         """(B, count, E): the tokens right before those of x, (B, N, E); zeros before the first of all."""

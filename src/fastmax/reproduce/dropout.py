@@ -59,10 +59,12 @@ def runs(budget: str) -> list[DropoutRun]:
 
 def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
     cost = {"quick": 2.0, "cpu": 50.0, "full": 5000.0}[budget]
-    return [
-        Item(NAME, slug(run.mode, run.rate, f"seed{run.seed}"), asdict(run), partial(measure, run), cost, 1)
-        for run in runs(budget)
-    ]
+    return [item(run, cost) for run in runs(budget)]
+
+
+def item(run: DropoutRun, cost: float) -> Item:
+    name = slug(run.mode, run.rate, f"seed{run.seed}")
+    return Item(NAME, name, asdict(run), partial(measure, run), cost, threads=1)
 
 
 def measure(run: DropoutRun, work: Work) -> dict[str, Any]:

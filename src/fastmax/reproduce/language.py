@@ -47,14 +47,14 @@ def runs(budget: str, found: Sequence[Document]) -> list[LanguageRun]:
 
 
 def items(budget: str, found: Sequence[Document]) -> list[Item]:
-    return [_item(run) for run in runs(budget, found)]
+    return [item(run) for run in runs(budget, found)]
 
 
 def name_of(run: LanguageRun) -> str:
     return slug(run.text, run.tokens, run.attention, f"lr{run.lr:g}", f"seed{run.seed}").replace("'s", "")
 
 
-def _item(run: LanguageRun) -> Item:
+def item(run: LanguageRun) -> Item:
     cost = 3e-6 * run.steps * run.batch * run.tokens * run.layers * max(run.width / 64, 1)
     return Item(
         NAME,

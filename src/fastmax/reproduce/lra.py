@@ -65,17 +65,17 @@ def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
     tasks = {"quick": QUICK, "cpu": CPU, "full": FULL}[budget]
     seeds = (0, 1, 2) if budget == "full" else (0,)
     result = [
-        _item(task, name, changes, seed, tasks[task]) for seed in seeds for task in tasks for name, changes in MAIN
+        item(task, name, changes, seed, tasks[task]) for seed in seeds for task in tasks for name, changes in MAIN
     ]
-    result += [_item(task, name, changes, 0, tasks[task]) for task in tasks for name, changes in OTHERS]
+    result += [item(task, name, changes, 0, tasks[task]) for task in tasks for name, changes in OTHERS]
     if budget != "quick":
         result += [
-            _item(task, name, changes, 0, tasks[task]) for task in ("image", "listops") for name, changes in SETTINGS
+            item(task, name, changes, 0, tasks[task]) for task in ("image", "listops") for name, changes in SETTINGS
         ]
     return result
 
 
-def _item(task: str, label: str, changes: dict[str, Any], seed: int, budget: TaskBudget) -> Item:
+def item(task: str, label: str, changes: dict[str, Any], seed: int, budget: TaskBudget) -> Item:
     config = make_config(task, changes.get("attention", label), changes, seed, budget)
     settings = {"task": task, "attention": label, "seed": seed, **_differing(config, changes)}
     cost = budget.cost * config.train.steps * _PACES.get(label, 1.0)

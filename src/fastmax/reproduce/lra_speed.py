@@ -15,11 +15,11 @@ QUICK = ("vanilla", "softmax", "fastmax1", "fastmax2")
 
 def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
     if budget == "quick":
-        return [_item(Cell("text", 1, 0.1), QUICK, rounds=2, cost=25.0)]
-    return [_item(cell, ("vanilla", *SEVEN), rounds=3, cost=150.0) for cell in bench.cells(quick=False)]
+        return [item(Cell("text", 1, 0.1), QUICK, rounds=2, cost=25.0)]
+    return [item(cell, ("vanilla", *SEVEN), rounds=3, cost=150.0) for cell in bench.cells(quick=False)]
 
 
-def _item(cell: Cell, attentions: tuple[str, ...], *, rounds: int, cost: float) -> Item:
+def item(cell: Cell, attentions: tuple[str, ...], *, rounds: int, cost: float) -> Item:
     def measure(work: Work) -> dict[str, Any]:
         return bench.measure(cell, attentions, rounds, work.show)
 

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -91,10 +91,12 @@ def runs(budget: str) -> list[ImageRun | LanguageRun]:
 
 def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
     cost = {"quick": 4.0, "cpu": 80.0, "full": 3000.0}[budget]
-    return [
-        Item(NAME, slug(data_of(run), run.attention, f"seed{run.seed}"), asdict(run), partial(measure, run), cost, 1)
-        for run in runs(budget)
-    ]
+    return [item(run, cost) for run in runs(budget)]
+
+
+def item(run: ImageRun | LanguageRun, cost: float) -> Item:
+    name = slug(data_of(run), run.attention, f"seed{run.seed}")
+    return Item(NAME, name, asdict(run), partial(measure, run), cost, threads=1)
 
 
 def measure(run: ImageRun | LanguageRun, work: Work) -> dict[str, Any]:
@@ -139,7 +141,8 @@ def _measure_images(run: ImageRun, data: Images, work: Work) -> dict[str, Any]:
 
 def _measure_text(run: LanguageRun, text: Text, work: Work) -> dict[str, Any]:
     model, trained = fit(run, text, work.watch(run.steps), recording)
-    looked = windows(text.val, spread(text.val, run)[:LOCALITY], TEXT_TOKENS)[:, :-1]
+    starts = spread(text.val, replace(run, tokens=max(run.tokens, TEXT_TOKENS)))
+    looked = windows(text.val, starts[:LOCALITY], TEXT_TOKENS)[:, :-1]
     with torch.no_grad(), LayerMaps(model) as maps:
         model(looked)
     samples = [{"tokens": [text.alphabet[t] for t in looked[i].tolist()]} for i in range(SHOWN)]

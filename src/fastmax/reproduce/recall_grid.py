@@ -33,7 +33,7 @@ def runs(budget: str) -> list[RecallRun]:
 
 
 def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
-    return [_item(run) for run in runs(budget)]
+    return [item(run) for run in runs(budget)]
 
 
 def name_of(run: RecallRun) -> str:
@@ -43,6 +43,6 @@ def name_of(run: RecallRun) -> str:
     return slug(size, far, run.attention, memory, f"seed{run.seed}")
 
 
-def _item(run: RecallRun) -> Item:
+def item(run: RecallRun) -> Item:
     cost = 2e-5 * run.steps * run.batch * (3 * run.pairs + run.filler) * run.width / 64
     return Item(NAME, name_of(run), asdict(run), lambda work: recall(run, work.watch(run.steps)), cost, threads=1)

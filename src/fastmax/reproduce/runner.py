@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -103,6 +103,9 @@ def _measure(
     except InUseError as error:
         outcome.left_out[_key(item)] = str(error)
     else:
+        for path in (folder, folder.parent, folder.parent.parent):  # those that are empty now
+            with suppress(OSError):
+                path.rmdir()
         outcome.measured += 1
         say(f"{_key(item)}: {document['seconds']:,.0f} s")
 

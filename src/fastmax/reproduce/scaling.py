@@ -17,10 +17,10 @@ GRIDS = {
 
 
 def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
-    return [_item(grid) for grid in GRIDS[budget]]
+    return [item(grid) for grid in GRIDS[budget]]
 
 
-def _item(grid: Grid) -> Item:
+def item(grid: Grid) -> Item:
     def measure(work: Work) -> dict[str, Any]:
         cells = bench.times(grid, lambda share, label: work.show(0.7 * share, label))
         work.show(0.7, "memory")

@@ -133,7 +133,8 @@ def _step(
     dtype = room.keys.dtype
     if log_decay is not None:
         log_decay = log_decay if key_mask is None else torch.where(key_mask.unsqueeze(1), log_decay, 0)
-        check_decays(log_decay)
+        if log_decay.is_cpu:  # elsewhere that would be a wait for the device
+            check_decays(log_decay)
     if fold:
         assert total is not None
         oldest, values = room.split(fold)[0], room.values[:, :, :fold]

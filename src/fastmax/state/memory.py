@@ -275,7 +275,7 @@ class Memory:
         if isinstance(self.scale, Tensor):
             tensors = (*tensors, self.scale)
         same_mode = ready.is_inference == torch.is_inference_mode_enabled()
-        if not same_mode or not unwatched(*tensors) or torch.is_autocast_enabled("cpu"):
+        if not same_mode or not unwatched(*tensors) or torch.is_autocast_enabled(query.device.type):
             return None
         return self._run(ready, query, key, value, None, ready.zeros if log_decay is None else log_decay)
 

@@ -160,7 +160,7 @@ def _whole(
         key,
         value,
         None if keys is None else keys[:, None, None],
-        is_causal=causal and past == 0,
+        is_causal=bool(causal and past == 0),
         initial_state=before,
         log_decay=log_decay,
         **options,

@@ -98,6 +98,6 @@ class AttentionParameters(nn.Module):
 
 
 def parameters_of(module: nn.Module) -> AttentionParameters | None:
-    """Those that `configure` gave to an attention module, if it did."""
-    child = getattr(module, CHILD, None)
-    return child if isinstance(child, AttentionParameters) else None
+    """Those that `configure` gave to an attention module, if it did; also where PEFT has put a wrapper around them."""
+    child: Any = getattr(module, CHILD, None)
+    return child if isinstance(getattr(child, "options", None), AttentionOptions) else None

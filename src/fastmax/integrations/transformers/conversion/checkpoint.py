@@ -1,7 +1,6 @@
 """How far a conversion is, in one safetensors file that is there whole or not at all."""
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastmax._atomic_file import write_whole
+from fastmax import _tensor_file
 from fastmax.integrations.transformers.conversion.recipe import Recipe
 
 FORMAT = "fastmax.convert"
@@ -40,31 +39,22 @@ def save(
     optimizer: torch.optim.Optimizer | None,
 ) -> None:
     """The parameters of these names, and what the optimizer knows of them."""
-    import safetensors.torch
-
     parameters = dict(model.named_parameters())
-    tensors = {_WEIGHT + name: parameters[name].detach().contiguous() for name in names}
+    tensors = {_WEIGHT + name: parameters[name].detach() for name in names}
     if optimizer is not None:
         for name, parameter in parameters.items():
             state = optimizer.state.get(parameter, {})
             tensors |= {f"{_OPTIMIZER}{kind}.{name}": x for kind, x in state.items()}
     metadata = {"format": FORMAT, "recipe": recipe.to_json(), "position": json.dumps(asdict(position))}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, safetensors.torch.save(tensors, metadata))
+    _tensor_file.write(path, tensors, metadata)
 
 
 def load(path: Path, recipe: Recipe, model: nn.Module) -> tuple[Position, dict[str, Tensor]]:
     """Weights go into the model; the optimizer's tensors are returned. ValueError if it is of another conversion."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(os.fspath(path), framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise ValueError(f"{path} is no checkpoint of a conversion: its format is {metadata.get('format')}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error})") from error
+    metadata, tensors = _tensor_file.read(path)
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} is no checkpoint of a conversion: its format is {metadata.get('format')}")
     different = recipe.differences(metadata["recipe"])
     if different:
         raise ValueError(f"{path} is of a conversion with other settings; asked for were {'; '.join(different)}")

@@ -212,11 +212,9 @@ def _even_finding(table: Table) -> Finding:
     every = [cell for row in table.rows for cell in row[3:]]
     below = sum(cell.startswith("below") for cell in every)
     return Finding(
-
-            f"In {below} of {len(every)} comparisons Fastmax is already ahead at the shortest N that "
-            "was measured. Fastmax takes the dense form "
-            "where that is cheaper, so it has no reason to lose at short N."
-
+        f"In {below} of {len(every)} comparisons Fastmax is already ahead at the shortest N that "
+        "was measured. Fastmax takes the dense form "
+        "where that is cheaper, so it has no reason to lose at short N."
     )
 
 
