@@ -51,7 +51,20 @@ def namespaces() -> Iterator[tuple[str, str]]:
         pytest.skip("network namespaces cannot be made here")
     try:
         made = _ran("ip", "netns", "add", names[1]) and _ran(
-            "ip", "link", "add", "name", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1]
+            "ip",
+            "link",
+            "add",
+            "name",
+            "cable",
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "cable",
+            "netns",
+            names[1],
         )
         for i, name in enumerate(names, 1):
             made = made and _ran("ip", "-n", name, "addr", "add", f"10.77.0.{i}/24", "dev", "cable")

@@ -78,11 +78,11 @@ def cell(world: int, tokens: int, rounds: int) -> dict[str, Any]:
     """By every process of the group; what the first measures is reported."""
     group = distributed.group.WORLD
     assert group is not None
-    inputs = [torch.randn(1, HEADS, tokens // world, HEAD_DIM, requires_grad=True) for _ in range(3)]
+    q, k, v = (torch.randn(1, HEADS, tokens // world, HEAD_DIM, requires_grad=True) for _ in range(3))
 
     def step() -> Tensor:
-        o: Tensor = context_parallel_attention(*inputs, is_causal=True, mesh=group)
-        torch.autograd.grad(o, inputs, torch.ones_like(o))
+        o: Tensor = context_parallel_attention(q, k, v, is_causal=True, mesh=group)
+        torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
         return o
 
     step()
