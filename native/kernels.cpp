@@ -13,7 +13,11 @@ int with_type(const Call& call, const F& f) {
 }
 
 int forward(const FmCall* call, const FmPool* pool) {
-  return with_type(*call, [&](auto zero) { return Run<decltype(zero)>(*call, *pool).forward(); });
+  return with_type(*call, [&](auto zero) {
+    using T = decltype(zero);
+    const int status = check_decays<T>(*call);
+    return status ? status : Run<T>(*call, *pool).forward();
+  });
 }
 int backward(const FmCall* call, const FmPool* pool) {
   return with_type(*call, [&](auto zero) { return Run<decltype(zero)>(*call, *pool).backward(); });

@@ -15,7 +15,7 @@ import fastmax
 ROOT = Path(fastmax.__file__).parent
 
 LAYERS: list[list[set[str]]] = [
-    [{"_atomic_file"}, {"_progress"}, {"_settings"}, {"_torch_private"}],
+    [{"_atomic_file", "_tensor_file"}, {"_progress"}, {"_settings"}, {"_torch_private"}],
     [{"core", "features", "dropout", "call", "decay", "both_directions"}, {"data"}],
     [{"plan"}],
     [{"backends"}],
@@ -24,7 +24,7 @@ LAYERS: list[list[set[str]]] = [
     [{"api"}],
     [{"models", "nn", "state", "integrations", "distributed"}],
     [{"fastmax"}],
-    [{"_cells"}, {"baselines"}],
+    [{"_cells", "_roofline"}, {"baselines"}],
     [{"lra"}],
     [{"bench"}, {"report"}],
     [{"reproduce"}],
@@ -34,7 +34,10 @@ LAYERS: list[list[set[str]]] = [
 "fastmax" is the package itself, `fastmax/__init__.py`."""
 
 HEAVY = ("lra", "bench", "report", "data", "baselines", "commands", "cli", "distributed")
-OPTIONAL = ("accelerate", "rich", "tyro", "PIL", "triton", "transformers", "tensorboard", "safetensors")
+OPTIONAL = (
+    "accelerate", "rich", "tyro", "PIL", "triton", "transformers", "tensorboard", "safetensors", "peft", "trl", "onnx",
+    "onnxscript", "onnxruntime", "matplotlib",
+)  # fmt: skip
 
 
 class Import(NamedTuple):

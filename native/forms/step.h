@@ -18,48 +18,90 @@ void public_features(const T* x, int dim, int order, T* out) {
   }
 }
 
-// A token that joins a sum: rows = rows * fade + k u^T.
+// Tokens that join a sum: rows = rows * fade + sum of k u^T.
 template <class T>
 struct Joining {
-  const T *k, *u;
+  const T* k;       // [tokens][k_pitch]: monomials
+  const T* u;       // [tokens][u_pitch]: what they are worth when the last of them has come
+  int64_t k_pitch, u_pitch;
+  int tokens;
   T fade;
 };
 
-// out += q^T rows, for V vectors of columns that stay in registers; `joining`, unless null, is added to the rows first. The sum
-// over these rows is taken by itself: two levels lose less.
-template <class T, int V, bool Joins>
-FM_INLINE void read_columns(T* rows, int64_t pitch, int count, const T* q, const Joining<T>& joining, int column, T* out) {
-  constexpr int L = LANES<T>;
-  Vec<T> value[V], total[V];
+// How many tokens join: none, four whose values stay in registers, or any number.
+enum { NONE = 0, FOUR = 4, ANY = -1 };
+
+// out += q^T rows, for V vectors of columns and, if Last, the one column behind them, all in registers; tokens that join are
+// added to the rows first. The sum over these rows is taken by itself: two levels lose less.
+template <class T, int V, bool Last, int Joins>
+FM_INLINE void read_columns(T* rows, int64_t pitch, int count, const T* q, const Joining<T>& joining, const T* u, T* out) {
+  constexpr int L = LANES<T>, END = V * L;
+  const Vec<T> fade = broadcast(joining.fade);
+  Vec<T> values[4][V ? V : 1], total[V ? V : 1];
+  T last_total = 0;
 #pragma GCC unroll 8
-  for (int i = 0; i < V; i++) value[i] = Joins ? load(joining.u + column + i * L) : Vec<T>{}, total[i] = Vec<T>{};
+  for (int i = 0; i < V; i++) total[i] = Vec<T>{};
+  if (Joins == FOUR)
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; n++)
+#pragma GCC unroll 8
+      for (int i = 0; i < V; i++) values[n][i] = load(u + n * joining.u_pitch + i * L);
   for (int r = 0; r < count; r++, rows += pitch) {
-    const Vec<T> by = broadcast(q[r]), k = broadcast(Joins ? joining.k[r] : (T)0);
+    Vec<T> row[V ? V : 1];
+    T last = Last ? rows[END] : 0;
 #pragma GCC unroll 8
-    for (int i = 0; i < V; i++) {
-      Vec<T> row = load(rows + i * L);
-      if (Joins) store(rows + i * L, row = row * joining.fade + k * value[i]);
-      total[i] += by * row;
+    for (int i = 0; i < V; i++) row[i] = load(rows + i * L);
+    if (Joins != NONE) {
+      last *= joining.fade;
+#pragma GCC unroll 8
+      for (int i = 0; i < V; i++) row[i] *= fade;
     }
+    if (Joins == FOUR)
+#pragma GCC unroll 4
+      for (int n = 0; n < 4; n++) {
+        const T k = joining.k[n * joining.k_pitch + r];
+        if (Last) last += k * u[n * joining.u_pitch + END];
+        const Vec<T> by = broadcast(k);
+#pragma GCC unroll 8
+        for (int i = 0; i < V; i++) row[i] += by * values[n][i];
+      }
+    if (Joins == ANY)
+      for (int n = 0; n < joining.tokens; n++) {
+        const T k = joining.k[n * joining.k_pitch + r];
+        if (Last) last += k * u[n * joining.u_pitch + END];
+        const Vec<T> by = broadcast(k);
+#pragma GCC unroll 8
+        for (int i = 0; i < V; i++) row[i] += by * load(u + n * joining.u_pitch + i * L);
+      }
+    if (Joins != NONE) {
+      if (Last) rows[END] = last;
+#pragma GCC unroll 8
+      for (int i = 0; i < V; i++) store(rows + i * L, row[i]);
+    }
+    if (Last) last_total += q[r] * last;
+    const Vec<T> by = broadcast(q[r]);
+#pragma GCC unroll 8
+    for (int i = 0; i < V; i++) total[i] += by * row[i];
   }
+  if (Last) out[END] += last_total;
 #pragma GCC unroll 8
   for (int i = 0; i < V; i++) store(out + i * L, load(out + i * L) + total[i]);
 }
-template <class T, bool Joins>
+// All columns: whole vectors, four at a time, the denominator's with the last of them, others one by one.
+template <class T, int Joins>
 void read_rows(T* rows, int columns, int count, const T* q, const Joining<T>& joining, T* out) {
   constexpr int L = LANES<T>;
   int j = 0;
-  for (; j + 4 * L <= columns; j += 4 * L) read_columns<T, 4, Joins>(rows + j, columns, count, q, joining, j, out + j);
-  for (; j + L <= columns; j += L) read_columns<T, 1, Joins>(rows + j, columns, count, q, joining, j, out + j);
-  for (; j < columns; j++) {
-    T total = 0;
-    for (int r = 0; r < count; r++) {
-      T& row = rows[(int64_t)r * columns + j];
-      if (Joins) row = row * joining.fade + joining.k[r] * joining.u[j];
-      total += q[r] * row;
-    }
-    out[j] += total;
-  }
+  const auto some = [&](auto vectors, auto last) {
+    constexpr int V = decltype(vectors)::value, Last = decltype(last)::value;
+    read_columns<T, V, Last, Joins>(rows + j, columns, count, q, joining, joining.u + j, out + j);
+    j += V * L + Last;
+  };
+  while (columns - j > 4 * L + 1) some(Int<4>{}, Int<0>{});
+  if (columns - j == 4 * L + 1) some(Int<4>{}, Int<1>{});
+  if (columns - j == 2 * L + 1) some(Int<2>{}, Int<1>{});
+  while (columns - j >= L) some(Int<1>{}, Int<0>{});
+  while (columns - j > 0) some(Int<0>{}, Int<1>{});
 }
 
 // f(s) = sum of s^l / l! of one number.

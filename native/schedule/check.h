@@ -1,6 +1,7 @@
 // Refuses a call that the kernels have no code for, so that nothing below needs an answer to a value it does not know.
 #pragma once
 #include "api.h"
+#include "forms/dropout.h"
 #include "tiles/convert.h"
 
 namespace FM_LEVEL {
@@ -23,6 +24,15 @@ FM_INLINE int check_form(int64_t form, int64_t order) {
   return order >= 1 && order <= (form == FM_DENSE ? 4 : 2) ? FM_OK : FM_BAD_ORDER;
 }
 
+inline int check_dropout(const FmCall& c) {
+  if (c.dropout < FM_NO_DROPOUT || c.dropout > FM_QUADRATIC || c.dropped < 0 || c.dropped >= 1 << 16) return FM_BAD_DROPOUT;
+  if (c.dropout != FM_NO_DROPOUT && !c.dropout_seed) return FM_BAD_DROPOUT;
+  if (!drops_features(c)) return FM_OK;
+  for (int64_t i = 0; i < (c.forms ? c.sequences : 1); i++)
+    if ((c.forms ? c.forms[i] : c.form) != FM_FACTORIZED) return FM_BAD_DROPOUT;
+  return FM_OK;
+}
+
 inline int check(const FmCall& c) {
   if (const int status = check_numbers(c.type, c.head_dim, c.value_dim)) return status;
   if (const int status = check_tensors({&c.q, &c.k, &c.v, &c.o, &c.g, &c.d_o, &c.d_g, &c.d_q, &c.d_k, &c.d_v})) return status;
@@ -30,6 +40,7 @@ inline int check(const FmCall& c) {
   if (c.d_decay.data && c.d_decay.type != c.type) return FM_BAD_DECAY;
   if (c.g.data && c.g.type != c.type) return FM_BAD_TYPE;
   if (c.normalize < FM_AS_IT_IS || c.normalize > FM_RMS) return FM_BAD_NORMALIZE;
+  if (const int status = check_dropout(c)) return status;
   if (c.chunk < 1 || c.chunk > MAX_CHUNK || c.chunk % 32 != 0) return FM_BAD_CHUNK;
   if (!c.forms) return check_form(c.form, c.order);
   for (int64_t i = 0; i < c.sequences; i++)
@@ -40,10 +51,42 @@ inline int check(const FmStep& c) {
   if (const int status = check_numbers(c.type, c.head_dim, c.value_dim)) return status;
   if (const int status = check_tensors({&c.q, &c.k, &c.v, &c.o})) return status;
   if (c.normalize < FM_AS_IT_IS || c.normalize > FM_RMS) return FM_BAD_NORMALIZE;
-  if (c.recent_count < 0 || c.recent_count - !!c.fold >= c.recent_capacity || !c.recent_k || !c.recent_u) return FM_BAD_CHUNK;
-  if (c.fold && (!c.total || c.recent_count == 0)) return FM_BAD_CHUNK;
-  if (!c.log_decay != !c.recent_decay) return FM_BAD_DECAY;
+  if (c.recent_count < 0 || c.recent_count - c.fold >= c.recent_capacity || !c.recent_k || !c.recent_u) return FM_BAD_CHUNK;
+  if (c.fold < 0 || c.fold > c.recent_count || (c.fold && !c.total)) return FM_BAD_CHUNK;
+  if (!c.log_decay.data != !c.recent_decay || (c.total_decay && !c.recent_decay) || (c.log_decay.data && c.log_decay.type != c.type)) return FM_BAD_DECAY;
   return check_form(c.total ? FM_FACTORIZED : FM_DENSE, c.order);
+}
+
+// Each of `count` decays must be finite and at most 0. Looked at here, where they are read anyhow: in Python that takes longer
+// than a short attention.
+template <class T>
+bool decays_are_valid(const T* x, int64_t count, int64_t stride) {
+  constexpr T LOWEST = -__builtin_inf();
+  bool valid = true;
+  if (stride == 1)
+    for (int64_t n = 0; n < count; n++) valid &= x[n] <= 0 && x[n] > LOWEST;
+  else
+    for (int64_t n = 0; n < count; n++) valid &= x[n * stride] <= 0 && x[n * stride] > LOWEST;
+  return valid;
+}
+template <class T>
+int check_decays(const FmCall& c) {
+  const FmTensor& t = c.log_decay;
+  if (!t.data) return FM_OK;
+  for (int64_t b = 0; b < c.batch; b++)
+    for (int64_t h = 0; h < c.key_heads; h++)
+      if (!decays_are_valid((const T*)t.data + b * t.batch_stride + h * t.head_stride, c.keys, t.token_stride))
+        return FM_BAD_DECAY_VALUE;
+  return FM_OK;
+}
+template <class T>
+int check_decays(const FmStep& c) {
+  const FmTensor& t = c.log_decay;
+  if (!t.data) return FM_OK;
+  for (int64_t b = 0; b < c.batch; b++)
+    if ((!c.mask || c.mask[b]) && !decays_are_valid((const T*)t.data + b * t.batch_stride, c.key_heads, t.head_stride))
+      return FM_BAD_DECAY_VALUE;
+  return FM_OK;
 }
 
 }  // namespace FM_LEVEL

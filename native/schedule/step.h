@@ -1,8 +1,9 @@
 // One step of decoding for every head: the new token joins the recent ones, and its query reads the sum and sees all of those.
-// Where there is no room for it, the oldest recent token joins the sum in the same pass that reads it.
+// Where there is no room for it, the oldest recent tokens join the sum in the same pass that reads it.
 #pragma once
 #include "forms/decay.h"
 #include "forms/step.h"
+#include "schedule/check.h"
 #include "schedule/threads.h"
 
 namespace FM_LEVEL {
@@ -24,6 +25,7 @@ class Step {
 
   int run() {
     if (heads == 0) return FM_OK;
+    if (const int status = check_decays<T>(call)) return status;
     Workspace shared;
     if (!shared.allocate_zeros([&] { sums = shared.take<T>(heads * parts * groups * pitch); })) return FM_NO_MEMORY;
     if (!run_parallel(pool, heads * parts, ReadPart{*this})) return FM_NO_MEMORY;
@@ -40,7 +42,7 @@ class Step {
 
   struct Worker {
     const Step& step;
-    T *q, *phi, *joining, *fading;
+    T *q, *phi, *joining_k, *joining_u, *fading, *weights;
     Workspace workspace;
 
     template <class Task>
@@ -48,8 +50,10 @@ class Step {
     bool allocate() {
       return workspace.allocate([&] {
         q = workspace.take<T>(step.groups * step.dim), phi = workspace.take<T>(step.groups * step.features);
-        joining = workspace.take<T>(step.call.fold ? step.features : 0);
+        joining_k = workspace.take<T>(step.call.fold * step.features);
+        joining_u = workspace.take<T>(step.call.fold * step.joining_pitch());
         fading = workspace.take<T>(step.call.recent_count + 1);
+        weights = workspace.take<T>(step.groups * (step.call.recent_count + 1));
       });
     }
   };
@@ -83,7 +87,10 @@ class Step {
   T* recent_k(int64_t i) const { return (T*)call.recent_k + i * call.recent_capacity * dim; }
   T* recent_u(int64_t i) const { return (T*)call.recent_u + i * call.recent_capacity * columns; }
   T* recent_decay(int64_t i) const { return (T*)call.recent_decay + i * call.recent_capacity; }
-  T new_decay(int64_t i) const { return counts(i) ? ((const T*)call.log_decay)[i] : 0; }
+  bool decays() const { return call.log_decay.data != nullptr; }
+  T new_decay(int64_t i) const {
+    return counts(i) ? ((const T*)call.log_decay.data)[at(call.log_decay, batch_of(i), head_of(i), 0)] : 0;
+  }
 
   void load_vector(const FmTensor& t, int64_t b, int64_t h, T* x) const {
     T rstd;
@@ -99,29 +106,46 @@ class Step {
     }
   }
   // Few rows at a time, so that all columns and all query heads find them in the first-level cache.
+  static constexpr int64_t ROWS_AT_ONCE = 16;
   void read_sum(Worker& worker, int64_t i, int64_t begin, int64_t end, T* out) const {
-    constexpr int64_t ROWS_AT_ONCE = 16;
     T* total = (T*)call.total + i * features * columns;
-    if (call.fold && features) public_features(recent_k(i), dim, (int)call.order, worker.joining);
-    const T fade = call.fold && call.log_decay ? exp_of_negative<T>((double)recent_decay(i)[0]) : 1;
+    Joining<T> joining = load_joining(worker, i);
     for (int64_t a = begin; a < end; a += ROWS_AT_ONCE) {
       const int count = (int)min(ROWS_AT_ONCE, end - a);
-      const Joining<T> joining{worker.joining + a, recent_u(i), fade};
+      joining.k = worker.joining_k + a;
       for (int64_t g = 0; g < groups; g++) {
         const T* phi = worker.phi + g * features + a;
-        if (call.fold && g == 0)
-          read_rows<T, true>(total + a * columns, columns, count, phi, joining, out);
+        if (joining.tokens == 0 || g != 0)
+          read_rows<T, NONE>(total + a * columns, columns, count, phi, joining, out + g * pitch);
+        else if (joining.tokens == FOUR)
+          read_rows<T, FOUR>(total + a * columns, columns, count, phi, joining, out);
         else
-          read_rows<T, false>(total + a * columns, columns, count, phi, joining, out + g * pitch);
+          read_rows<T, ANY>(total + a * columns, columns, count, phi, joining, out);
       }
     }
+  }
+  int64_t joining_pitch() const { return round_up(columns, LANES<T>); }
+  // The oldest recent tokens, and what each is worth when the last of them has come.
+  Joining<T> load_joining(Worker& worker, int64_t i) const {
+    const int tokens = features ? (int)call.fold : 0;
+    double since = 0;
+    for (int n = tokens; n-- > 0;) {
+      public_features(recent_k(i) + n * dim, dim, (int)call.order, worker.joining_k + n * features);
+      const T* u = recent_u(i) + n * columns;
+      T* to = worker.joining_u + n * joining_pitch();
+      const T fade = decays() ? exp_of_negative<T>(since) : 1;
+      for (int j = 0; j < columns; j++) to[j] = fade * u[j];
+      if (decays()) since += (double)recent_decay(i)[n];
+    }
+    const T fade = decays() && tokens ? exp_of_negative<T>(since) : 1;
+    return {worker.joining_k, worker.joining_u, features, joining_pitch(), tokens, fade};
   }
   void see_and_store(Worker& worker, int64_t i) const {
     T* out = sums + i * parts * groups * pitch;
     for (int64_t part = 1; part < parts; part++)
       for (int64_t e = 0; e < groups * pitch; e++) out[e] += out[part * groups * pitch + e];
     if (call.fold) drop_oldest(i);
-    if (call.log_decay) {
+    if (decays()) {
       const T fade = load_fading(worker, i);
       for (int64_t g = 0; g < groups; g++) multiply_row(out + g * pitch, fade, columns);
     }
@@ -130,11 +154,12 @@ class Step {
     for (int64_t g = 0; g < groups; g++) store_output(i, g, out + g * pitch);
   }
   // Of recent tokens before the new one.
-  int64_t kept() const { return call.recent_count - (call.fold ? 1 : 0); }
+  int64_t kept() const { return call.recent_count - call.fold; }
   void drop_oldest(int64_t i) const {
-    memmove(recent_k(i), recent_k(i) + dim, kept() * dim * sizeof(T));
-    memmove(recent_u(i), recent_u(i) + columns, kept() * columns * sizeof(T));
-    if (call.log_decay) memmove(recent_decay(i), recent_decay(i) + 1, kept() * sizeof(T));
+    for (int64_t n = 0; call.total_decay && n < call.fold; n++) call.total_decay[i] += (double)recent_decay(i)[n];
+    memmove(recent_k(i), recent_k(i) + call.fold * dim, kept() * dim * sizeof(T));
+    memmove(recent_u(i), recent_u(i) + call.fold * columns, kept() * columns * sizeof(T));
+    if (decays()) memmove(recent_decay(i), recent_decay(i) + call.fold, kept() * sizeof(T));
   }
   // What each recent token has faded by at the new one, which comes last; returns what the sum has faded by.
   T load_fading(Worker& worker, int64_t i) const {
@@ -151,7 +176,7 @@ class Step {
   void keep_token(int64_t i) const {
     const int64_t n = kept();
     T *k = recent_k(i) + n * dim, *u = recent_u(i) + n * columns;
-    if (call.log_decay) recent_decay(i)[n] = new_decay(i);
+    if (decays()) recent_decay(i)[n] = new_decay(i);
     if (!counts(i)) {
       memset(k, 0, dim * sizeof(T));
       memset(u, 0, columns * sizeof(T));
@@ -161,15 +186,18 @@ class Step {
     load_row(call.v.data, call.v.type, at(call.v, batch_of(i), head_of(i), 0), columns - 1, u);
     u[columns - 1] = 1;
   }
-  void see_recent(const Worker& worker, int64_t i, T* out) const {
-    const T *k = recent_k(i), *u = recent_u(i);
-    for (int64_t n = 0; n <= kept(); n++, k += dim, u += columns)
+  void see_recent(Worker& worker, int64_t i, T* out) const {
+    const int64_t count = kept() + 1;
+    const T* k = recent_k(i);
+    for (int64_t n = 0; n < count; n++, k += dim)
       for (int64_t g = 0; g < groups; g++) {
-        T weight = similarity_of_one(dot(worker.q + g * dim, k, dim), (int)call.order);
-        if (call.log_decay) weight *= worker.fading[n];
-        T* sum = out + g * pitch;
-        for (int j = 0; j < columns; j++) sum[j] += weight * u[j];
+        const T weight = similarity_of_one(dot(worker.q + g * dim, k, dim), (int)call.order);
+        worker.weights[g * count + n] = decays() ? weight * worker.fading[n] : weight;
       }
+    for (int64_t n = 0; n < count; n += ROWS_AT_ONCE)
+      for (int64_t g = 0; g < groups; g++)
+        read_rows<T, NONE>(recent_u(i) + n * columns, columns, (int)min(ROWS_AT_ONCE, count - n), worker.weights + g * count + n,
+                            Joining<T>{}, out + g * pitch);
   }
   void store_output(int64_t i, int64_t g, T* total) const {
     const T denominator = total[columns - 1], inverse = denominator == 0 ? 0 : 1 / denominator;

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastmax import ops, validation
+from fastmax import ops
 from fastmax._torch_private import AUTOGRAD, NOBODY, watchers
 from fastmax.backends import Backend, Prepared, resolve
 from fastmax.call import Call, InputGrads, Options
@@ -30,9 +30,9 @@ def known(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, options: Options, watch: int
 ) -> tuple[Any, Prepared | None]:
     """What such a call is remembered by, and what is known of it. None where there is more to it, or an unusual type."""
-    if options.dropout_p or options.return_state or tuple(map(type, options)) not in _PLAIN:
+    if watch > AUTOGRAD or torch.is_autocast_enabled("cpu"):  # first: a compiler cannot follow the comparison of types
         return None, None
-    if watch > AUTOGRAD or torch.is_autocast_enabled("cpu"):
+    if options.dropout_p or options.return_state or tuple(map(type, options)) not in _PLAIN:
         return None, None
     found: Any = (
         options, query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype,
@@ -51,10 +51,6 @@ def again(
     prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, watch: int
 ) -> Tensor:
     """The output of a call like one before."""
-    if log_decay is not None and log_decay.numel():
-        lowest, highest = torch.aminmax(log_decay.detach())
-        if not (highest <= 0 and lowest > -torch.inf):  # not a number either
-            validation.decay_values(log_decay)
     if watch == NOBODY:
         return prepared.forward(query, key, value, log_decay)
     return _Again.apply(prepared, query, key, value, log_decay)  # type: ignore[no-untyped-call, no-any-return]
@@ -113,20 +109,20 @@ class _Again(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, prepared: Prepared, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Any:
-        o, g = prepared.forward_for_grads(q, k, v, log_decay)
+        o, g, total = prepared.forward_for_grads(q, k, v, log_decay)
         ctx.prepared = prepared
-        ctx.save_for_backward(q, k, v, log_decay, o, g)
+        ctx.save_for_backward(q, k, v, log_decay, o, g, total)
         return o
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        q, k, v, log_decay, o, g = ctx.saved_tensors
+        q, k, v, log_decay, o, g, total = ctx.saved_tensors
         if _watched(grads):
             call = ctx.prepared.call(q, k, v, log_decay)
             all_of_them = InputGrads(*ops.backward(o, g, None, grads[0], None, None, *call.flatten()))
             found: Any = *all_of_them[:3], None if log_decay is None else all_of_them.log_decay
         else:
-            found = ctx.prepared.backward(q, k, v, log_decay, o, g, grads[0])
+            found = ctx.prepared.backward(q, k, v, log_decay, o, g, total, grads[0])
         return None, *found
 
 

@@ -91,7 +91,7 @@ def fastmax_attention(
             may be combined with `is_causal`. What a masked key holds does not matter, be it NaN. A query with no key left
             gives zeros.
         dropout_p: the rate at which factorized terms are dropped, in [0, 1), by `dropout_mode`. As in SDPA, it is applied
-            whenever it is not 0: pass 0 in evaluation. Runs on the chunked backend.
+            whenever it is not 0: pass 0 in evaluation.
         is_causal: query i sees the keys j <= i, aligned at the top left if Nq != Nk, and all of `initial_state`.
         order: the degree of the polynomial, 1 to 4.
         scale: multiplies s = q̂ . k̂; a number, or a tensor with one value per query head, which may be learned. Default: 1

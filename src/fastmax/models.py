@@ -31,6 +31,7 @@ class LMConfig:
     mlp_ratio: int = 4
     order: int = 2
     scale: float | None = None
+    learn_scale: bool = False
     normalize: bool | str = True
     rotary: bool = True
     decay: str | None = "gated"
@@ -80,6 +81,7 @@ class Block(nn.Module):
             batch_first=True,
             order=c.order,
             scale=c.scale,
+            learn_scale=c.learn_scale,
             normalize=c.normalize,
             rotary=c.rotary,
             decay=c.decay,

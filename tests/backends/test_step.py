@@ -11,22 +11,32 @@ from fastmax.backends import native
 from fastmax.features import feature_count
 from fastmax.state import decode
 from tests.backends.conformance import threads
+from tests.backends.interpreter import MISSING, interpreted
 from tests.support import assert_within_budget, randn
 
 CAPACITY = 6
 
 
-def steppers() -> list[Any]:
-    """Each backend that decodes, native at all levels of this processor."""
+def steppers(*, interprets: bool = True) -> list[Any]:
+    """Each backend that decodes, native at all levels of this processor, Triton's in the interpreter if that is asked for."""
     found = []
     for name in backends.NAMES:
-        if hasattr(backends.load(name), "step"):
+        if name == "triton":
+            if interprets and not MISSING:
+                found.append(pytest.param(name, None, id="triton", marks=pytest.mark.interpreted))
+        elif hasattr(backends.load(name), "prepare_step"):
             levels = native.levels() if name == "native" else (None,)
             found += [pytest.param(name, level, id=f"{name}/{level}" if level else name) for level in levels]
     return found
 
 
-def decoded(step: Any, tensors: dict[str, Any], tokens: int, dtype: torch.dtype, **options: Any) -> list[Tensor]:
+def prepare_step_of(name: str) -> Any:
+    return interpreted().prepare_step if name == "triton" else backends.load(name).prepare_step  # type: ignore[attr-defined]
+
+
+def decoded(
+    prepare: Any, tensors: dict[str, Any], tokens: int, dtype: torch.dtype, head_scale: Tensor, **options: Any
+) -> list[Tensor]:
     """Outputs of all steps, and the recent tokens that they left."""
     q, k, v, mask, decay, total = (tensors[name] for name in ("q", "k", "v", "mask", "decay", "total"))
     batch, heads, _, head_dim = k.shape
@@ -34,17 +44,16 @@ def decoded(step: Any, tensors: dict[str, Any], tokens: int, dtype: torch.dtype,
         torch.full((batch, heads, CAPACITY, width), torch.nan, dtype=dtype) for width in (head_dim, v.shape[-1] + 1, 1)
     ]
     recent_decay = None if decay is None else room[2].squeeze(-1)
-    outputs = [
-        step(
-            q[:, :, t], k[:, :, t], v[:, :, t], total, room[0], room[1], recent_decay, t,
-            key_mask=None if mask is None else mask[:, t : t + 1],
-            log_decay=None if decay is None else decay[:, :, t], **options,
-        )
-        for t in range(tokens)
-    ]  # fmt: skip
+    first = None if decay is None else decay[:, :, :1]
+    step = prepare(*(x[:, :, :1] for x in (q, k, v)), total, room[0], room[1], recent_decay, None, first, **options)
+    outputs = []
+    for t in range(tokens):
+        now = slice(t, t + 1)
+        more = None if mask is None else mask[:, now], None if decay is None else decay[:, :, now]
+        outputs.append(step(q[:, :, now], k[:, :, now], v[:, :, now], head_scale, *more, t, 0))
     left = [x[:, :, :tokens] for x in room[:2]] + ([] if recent_decay is None else [recent_decay[:, :, :tokens]])
     assert all(x[:, :, tokens:].isnan().all() for x in room[:2]), "no place but the next is written to"
-    return [torch.stack(outputs, 2), *left]
+    return [torch.cat(outputs, 2), *left]
 
 
 @pytest.mark.parametrize(("name", "level"), steppers())
@@ -82,50 +91,73 @@ def test_a_step_is_its_definition(
     }
     wide = {n: x.double() if x is not None and x.is_floating_point() else x for n, x in tensors.items()}
     exact = decoded(
-        decode.step, wide, tokens, torch.float64, **options | {"head_scale": options["head_scale"].double()}
+        decode.prepare_step, wide, tokens, torch.float64, **options | {"head_scale": options["head_scale"].double()}
     )
-    same = decoded(decode.step, tensors, tokens, sums, **options)
+    same = decoded(decode.prepare_step, tensors, tokens, sums, **options)
     own = {} if level is None else {"level": level}
     for workers in (1, 2):
         with threads(workers):
-            found = decoded(backends.load(name).step, tensors, tokens, sums, **options, **own)  # type: ignore[attr-defined]
+            found = decoded(prepare_step_of(name), tensors, tokens, sums, **options, **own)
         for actual, oracle, dense in zip(found, exact, same, strict=True):
             assert_within_budget(actual, oracle, dense)
 
 
 @pytest.mark.parametrize(("name", "level"), steppers())
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("fold", [1, 4, 5])
 @pytest.mark.parametrize(
-    ("order", "dim", "value_dim", "groups", "decays"), [(2, 64, 64, 1, False), (1, 19, 37, 3, True)]
+    ("order", "dim", "value_dim", "groups", "decays"),
+    [(2, 64, 64, 1, False), (1, 19, 37, 3, True), (2, 5, 3, 1, True), (2, 16, 63, 2, True)],
 )
-def test_the_oldest_token_joins_the_sum_where_there_is_no_room(
-    name: str, level: str | None, dtype: torch.dtype, order: int, dim: int, value_dim: int, groups: int, decays: bool
-) -> None:
+def test_the_oldest_tokens_join_the_sum(
+    name: str, level: str | None, dtype: torch.dtype, fold: int, order: int, dim: int, value_dim: int, groups: int,
+    decays: bool,
+) -> None:  # fmt: skip
     own = {} if level is None else {"level": level}
-    options: dict[str, Any] = {
-        "order": order,
-        "scale": 1 / dim,
-        "head_scale": None,
-        "normalize": "rms",
-        "key_mask": None,
-    }
-    q, k, v = (randn(2, h, n, dtype=dtype) for h, n in ((2 * groups, dim), (2, dim), (2, value_dim)))
+    options: dict[str, Any] = {"order": order, "scale": 1 / dim, "normalize": "rms"}
+    q, k, v = (randn(2, h, 1, n, dtype=dtype) for h, n in ((2 * groups, dim), (2, dim), (2, value_dim)))
     held = [
         randn(2, 2, feature_count(dim, order), value_dim + 1, dtype=dtype).abs(),
         randn(2, 2, 5, dim, dtype=dtype) / dim,
     ]
     held += [randn(2, 2, 5, value_dim + 1, dtype=dtype).abs(), -torch.rand(2, 2, 5, dtype=dtype)]
-    fused = backends.load(name).step  # type: ignore[attr-defined]
+    fused = prepare_step_of(name)
     results = []
-    for step, kind, more in ((decode.step, torch.float64, {}), (decode.step, dtype, {}), (fused, dtype, own)):
+    for prepare, kind, more in (
+        (decode.prepare_step, torch.float64, {}),
+        (decode.prepare_step, dtype, {}),
+        (fused, dtype, own),
+    ):
         total, keys, values, faded = (x.to(kind, copy=True) for x in held)
-        decay = faded[:, :, 2].contiguous() if decays else None
+        decay = faded[:, :, 2:3].clone() if decays else None
         tokens = [x.to(kind) for x in (q, k, v)]
-        recent_decay = faded if decays else None
-        o = step(*tokens, total, keys, values, recent_decay, 5, log_decay=decay, fold=True, **options, **more)
-        results.append([o, total, keys, values, faded])
+        summed = torch.full((2, 2), -3.0, dtype=torch.float64) if decays else None
+        step = prepare(*tokens, total, keys, values, faded if decays else None, summed, decay, **options, **more)
+        o = step(*tokens, None, None, decay, 5, fold)
+        left = 6 - fold
+        results.append([o, total, keys[:, :, :left], values[:, :, :left], faded[:, :, : left if decays else 5]])
+        results[-1] += [] if summed is None else [summed]
     for exact, same, actual in zip(*results, strict=True):
         assert_within_budget(actual, exact, same)
+
+
+@pytest.mark.parametrize(("name", "level"), steppers(interprets=False))
+@pytest.mark.parametrize("wrong", [0.5, torch.nan, -torch.inf])
+def test_a_decay_that_is_none_is_refused_and_nothing_is_written(name: str, level: str | None, wrong: float) -> None:
+    x, keys, values, decays = randn(2, 2, 1, 4), randn(2, 2, 3, 4), randn(2, 2, 3, 5), -torch.rand(2, 2, 3).double()
+    before = [y.clone() for y in (keys, values, decays)]
+    own = {} if level is None else {"level": level}
+    step = backends.load(
+        name
+    ).prepare_step(  # type: ignore[attr-defined]
+        x, x, x, None, keys, values, decays, None, decays[:, :, :1], order=2, scale=1.0, normalize="none", **own
+    )
+    decay = torch.zeros(2, 2, 3).double()[:, :, :1]
+    decay[1, 0] = wrong
+    with pytest.raises(ValueError, match=r"log_decay must be finite and at most 0, got .* = \(1, 0, 0\)"):
+        step(x, x, x, None, None, decay, 1, 0)
+    assert all(torch.equal(y, z) for y, z in zip((keys, values, decays), before, strict=True))
+    step(x, x, x, None, torch.tensor([[True], [False]]), decay, 1, 0)  # a hidden key's does not matter
 
 
 @pytest.mark.skipif(not native.levels(), reason=native.describe())
@@ -134,14 +166,16 @@ def test_the_oldest_token_joins_the_sum_where_there_is_no_room(
     [
         ({"count": 3}, "recent tokens fewer"),
         ({"count": -1}, "recent tokens fewer"),
+        ({"count": 2, "fold": 3}, "recent tokens fewer"),
+        ({"count": 2, "fold": -1}, "recent tokens fewer"),
         ({"order": 3}, "order must be 1 to 4"),
     ],
 )
 def test_the_kernel_refuses_a_step_it_cannot_do(change: dict[str, int], message: str) -> None:
-    x, room, total = randn(1, 1, 4), randn(1, 1, 3, 4), randn(1, 1, 15, 5)
+    x, room, total = randn(1, 1, 1, 4), randn(1, 1, 3, 4), randn(1, 1, 15, 5)
     values = randn(1, 1, 3, 5)
+    step = native.prepare_step(
+        x, x, x, total, room, values, None, None, None, order=change.get("order", 2), scale=1.0, normalize="none"
+    )
     with pytest.raises(ValueError, match=message):
-        native.step(
-            x, x, x, total, room, values, None, change.get("count", 0), order=change.get("order", 2), scale=1.0,
-            head_scale=None, normalize="none", key_mask=None, log_decay=None,
-        )  # fmt: skip
+        step(x, x, x, None, None, None, change.get("count", 0), change.get("fold", 0))

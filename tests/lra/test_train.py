@@ -97,6 +97,18 @@ def test_a_run_repeats_itself_and_says_what_it_did(tmp_path: Path) -> None:
     assert set(line) == {"step", "kind", "loss", "accuracy", "lr", "steps_per_second"}
 
 
+def test_tensorboard_reads_the_metrics(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+    for first, steps, loss in ((0, range(1, 6), 1.0), (3, (4,), 0.5)):  # the second goes on after step 3
+        with metrics.Metrics(tmp_path, first) as run_metrics:
+            for step in steps:
+                run_metrics.log(step, "train", {"loss": loss})
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [(x.step, x.value) for x in board.Scalars("train/loss")] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 0.5)]
+
+
 def test_another_seed_is_another_run(tmp_path: Path) -> None:
     run(small(), tmp_path / "a")
     run(small(seed=1), tmp_path / "b")

@@ -258,33 +258,19 @@ def test_single_steps_with_and_without_decay_mix() -> None:
 @pytest.mark.parametrize("order", [1, 2])
 def test_the_step_of_the_contract(order: int) -> None:
     """What is written beside the recent tokens, and where: zeros for a key that does not count."""
-    q, k, v = (x[:, :, 0] for x in tokens(count=1))
+    q, k, v = tokens(count=1)
     mask = torch.tensor([[True], [False], [True]])
-    log_decay = torch.where(mask, decays("mild", 1)[:, :, 0], torch.nan)
+    log_decay = torch.where(mask.unsqueeze(1), decays("mild", 1), torch.nan)
     total = randn(B, HKV, feature_count(D, order), DV + 1).abs()
     room = [randn(B, HKV, 4, n) for n in (D, DV + 1)] + [decays("mild", 4)]
     before = [x.clone() for x in room]
-    o = decode.step(
-        q,
-        k,
-        v,
-        total,
-        room[0],
-        room[1],
-        room[2],
-        2,
-        order=order,
-        scale=0.1,
-        head_scale=None,
-        normalize="rms",
-        key_mask=mask,
-        log_decay=log_decay,
-    )
+    step = decode.prepare_step(q, k, v, total, *room, None, log_decay, order=order, scale=0.1, normalize="rms")
+    o = step(q, k, v, None, mask, log_decay, 2, 0)
     assert bool(o.isfinite().all())
     written = rms_normalize(k), torch.nn.functional.pad(v, (0, 1), value=1.0), log_decay.unsqueeze(-1)
     for buffer, old, new in zip(room, before, written, strict=True):
         at_count = buffer[:, :, 2].reshape(B, HKV, -1)
-        torch.testing.assert_close(at_count, torch.where(mask[:, None], new, 0))
+        torch.testing.assert_close(at_count, torch.where(mask[:, None], new.reshape(B, HKV, -1), 0))
         for place in (0, 1, 3):
             assert torch.equal(buffer[:, :, place], old[:, :, place])
 

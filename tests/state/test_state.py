@@ -34,41 +34,53 @@ class Fused:
     """A backend with a step of its own."""
 
     def __init__(self) -> None:
-        self.step = Mock(side_effect=self._step)
+        self.step = Mock()
 
     def can_step(self, device: torch.device, order: int, head_dim: int, value_dim: int) -> bool:
         return (device.type, head_dim, value_dim) == ("cpu", D, DV) and 1 <= order <= 4
 
-    def _step(
+    def prepare_step(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        total: Any,
+        total: Tensor | None,
         recent_k: Tensor,
         recent_u: Tensor,
         recent_decay: Tensor | None,
-        count: int,
+        total_decay: Tensor | None,
+        log_decay: Tensor | None,
         **options: Any,
-    ) -> Tensor:
+    ) -> decode.Step:
         """By the letter of the contract, and overwriting memory without autograd's knowledge."""
-        assert q.shape == (B, HQ, D)
+        assert q.shape == (B, HQ, 1, D)
         assert total is None or total.is_contiguous()
         assert recent_k.is_contiguous()
         assert recent_u.is_contiguous()
-        assert recent_k.shape[2] == recent_u.shape[2] > count - options["fold"]
-        assert not options["fold"] or (total is not None and count == recent_k.shape[2])
-        assert (recent_decay is None) == (options["log_decay"] is None)
         if recent_decay is not None:
             assert recent_decay.is_contiguous()
             assert recent_decay.shape == recent_k.shape[:3]
-            assert options["log_decay"].shape == (B, HKV)
-            assert options["log_decay"].dtype == recent_k.dtype
         assert options["normalize"] in NORMALIZATIONS
-        before = recent_k._version if not recent_k.is_inference() else 0
-        o = decode.step(q, k, v, total, recent_k, recent_u, recent_decay, count, **options)
-        assert recent_k.is_inference() or recent_k._version > before
-        return o
+        definition = decode.prepare_step(
+            q, k, v, total, recent_k, recent_u, recent_decay, total_decay, log_decay, **options
+        )
+
+        def step(
+            q: Tensor, k: Tensor, v: Tensor, head_scale: Any, key_mask: Any, log_decay: Any, count: int, fold: int
+        ) -> Tensor:
+            self.step()
+            assert recent_k.shape[2] == recent_u.shape[2] > count - fold
+            assert not fold or (total is not None and count == recent_k.shape[2])
+            assert (recent_decay is None) == (log_decay is None)
+            if log_decay is not None:
+                assert log_decay.shape == (B, HKV, 1)
+                assert log_decay.dtype == recent_k.dtype
+            before = recent_k._version if not recent_k.is_inference() else 0
+            o = definition(q, k, v, head_scale, key_mask, log_decay, count, fold)
+            assert recent_k.is_inference() or recent_k._version > before
+            return o
+
+        return step
 
 
 @pytest.fixture(params=["composed", "fused", "auto"])

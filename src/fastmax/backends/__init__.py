@@ -4,8 +4,9 @@ A backend is a module with `describe() -> str` (for people: what it is, or why i
 None` (why it cannot run it, or None), `forward(call, plan) -> (o, g, state_out)` and `backward(call, plan, o, g, grads) ->
 InputGrads`. It may fuse the normalization and the division; it defines no semantics. Backends do not import one another.
 
-It may have `prepare(call) -> Prepared | None`, a call of queries, keys, values and decays that only waits for data, and
-`step(...)`, one token of decoding (state/ says what it takes).
+It may have `prepare(call) -> Prepared | None`, a call of queries, keys, values and decays that only waits for data; and
+`can_step(...)` with `step(...)`, one token of decoding, or `prepare_step(...)`, one that only waits for data
+(state/decode.py says what they take).
 """
 
 from functools import cache
@@ -17,7 +18,7 @@ from torch import Tensor
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.plan import Plan
 
-NAMES = ("native", "chunked")
+NAMES = ("native", "triton", "chunked")
 """The fastest first: "auto" takes the first that supports the call. chunked supports every one."""
 
 
@@ -32,15 +33,25 @@ class Backend(Protocol):
 
 
 class Prepared(Protocol):
-    """For tensors of the very shapes, strides and dtypes that it was made for."""
+    """For tensors of the very shapes, strides and dtypes that it was made for. Decays that cannot be are refused by it."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor: ...
 
-    def forward_for_grads(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
-        """o and g."""
+    def forward_for_grads(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """o, g and, if the backward pass has a use for it, what else it wants to see again."""
 
     def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, o: Tensor, g: Tensor, do: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        o: Tensor,
+        g: Tensor,
+        more: Tensor | None,
+        do: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]: ...
 
 

@@ -34,7 +34,8 @@ class SelfAttention(nn.Module):
         parts = self.project(x).chunk(2 if self.inner.shares_keys else 3, -1)
         heads = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts]
         q, k, v = heads[0], heads[-2], heads[-1]
-        o: Tensor = self.inner(q, k, v, mask)
+        forgets = {} if self.inner.gate is None else {"log_decay": self.inner.gate(x)}
+        o: Tensor = self.inner(q, k, v, mask, **forgets)
         result: Tensor = self.out(o.transpose(1, 2).flatten(2))
         return result
 
@@ -161,7 +162,12 @@ def classifier(
 
     def make(length: int) -> Attention:
         return attention(
-            name, head_dim=preset.qkv // preset.heads, num_heads=preset.heads, max_length=length, options=options
+            name,
+            head_dim=preset.qkv // preset.heads,
+            num_heads=preset.heads,
+            max_length=length,
+            embed_dim=preset.dim,
+            options=options,
         )
 
     return Classifier(task, preset, make, Quirks() if quirks is None else quirks)

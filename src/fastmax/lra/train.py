@@ -133,12 +133,12 @@ def _found(config: RunConfig, out: Path, resume: bool) -> checkpoint.Checkpoint 
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
-    """A learned scale is left out of weight decay, which would pull it to uniform attention."""
+    """Learned scales and gates are left out of weight decay, which would pull them to uniform attention and to 1/2."""
     t = config.train
-    scales = [p for name, p in model.named_parameters() if name.endswith("head_scale")]
-    others = [p for name, p in model.named_parameters() if not name.endswith("head_scale")]
+    spared = {name: p for name, p in model.named_parameters() if name.endswith("head_scale") or ".gate." in name}
+    others = [p for name, p in model.named_parameters() if name not in spared]
     groups: list[dict[str, Any]] = [{"params": others}]
-    groups += [{"params": scales, "weight_decay": 0.0}] if scales else []
+    groups += [{"params": list(spared.values()), "weight_decay": 0.0}] if spared else []
     return torch.optim.AdamW(groups, lr=t.lr, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay, fused=True)
 
 

@@ -1,6 +1,7 @@
-"""A few queries on a state: they read the sum, and see the recent tokens densely. And one step of decoding, in place."""
+"""A few queries on a state: they read the sum, and see the recent tokens densely. And a step of decoding, in place."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch.nn.functional import pad
 
 from fastmax.backends import NAMES, load
 from fastmax.core import normalized, similarity
-from fastmax.decay import wide
+from fastmax.decay import check_decays, wide
 from fastmax.features import phi
 from fastmax.state.recent import Recent
 
@@ -65,7 +66,10 @@ def monomials(x: Tensor, order: int) -> Tensor:
     return torch.cat(features, -1)
 
 
-def step(
+Step = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, int, int], Tensor]
+
+
+def prepare_step(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -73,58 +77,85 @@ def step(
     recent_k: Tensor,
     recent_u: Tensor,
     recent_decay: Tensor | None,
-    recent_count: int,
+    total_decay: Tensor | None,
+    log_decay: Tensor | None,
     *,
     order: int,
     scale: float,
-    head_scale: Tensor | None,
     normalize: str,
-    key_mask: Tensor | None,
-    log_decay: Tensor | None,
-    fold: bool = False,
-) -> Tensor:
-    """Decode one token per sequence: keep its key and value in place, and return what its query gets, (B, Hq, Dv).
+) -> Step:
+    """A step of decoding on these buffers, for tokens of the very shapes, strides and dtypes of these.
 
-    This is what a backend may offer as its own `step`, beside `can_step(device, order, head_dim, value_dim) -> bool`. Nobody
-    watches these tensors: no gradient, no tracer, no mode.
+    This is what a backend may offer as its own `prepare_step`, beside `can_step(device, order, head_dim, value_dim) -> bool`.
+    Nobody watches these tensors: no gradient, no tracer, no mode.
 
     Args:
-        q, k, v: (B, Hq, D), (B, Hkv, D) and (B, Hkv, Dv), of any floating dtypes and strides.
-        total: the sum over older keys, (B, Hkv, F, Dv + 1), contiguous; only read, unless `fold`; None if there is none.
-        recent_k: (B, Hkv, R, D), contiguous, in the dtype of the sums. k̂ is written at index `recent_count`.
-        recent_u: (B, Hkv, R, Dv + 1), likewise. u = [v, 1] is written there.
-        recent_decay: (B, Hkv, R), likewise. log_decay is written there. None if nothing ever decayed.
-        recent_count: how many recent tokens there are, less than R. The query sees these and its own, each faded by the
-            decays of the tokens after it, and the sum faded by the decays of all of them.
-        scale, head_scale: a number, and one per query head, (Hq,), or None; the scale is their product.
+        q, k, v: one token of each sequence, (B, Hq, 1, D), (B, Hkv, 1, D) and (B, Hkv, 1, Dv), of any floating dtypes.
+        total: the sum over older keys, (B, Hkv, F, Dv + 1), contiguous; None if there is none.
+        recent_k: (B, Hkv, R, D), contiguous, in the dtype of the sums: room for R tokens.
+        recent_u: (B, Hkv, R, Dv + 1), likewise.
+        recent_decay: (B, Hkv, R), likewise. None if nothing ever decayed.
+        total_decay: (B, Hkv), contiguous, of the dtype `wide`: the total of log_decay over the keys of the sum, or None.
+        log_decay: that of the token, (B, Hkv, 1) in the dtype of the sums; None if and only if `recent_decay` is.
+        scale: a number; multiplies `head_scale` where there is one.
         normalize: "standardize", "rms" or "none".
-        key_mask: (B, 1), bool: where it is False, k̂, u and log_decay are zeros, whatever k and v hold. Or None.
-        log_decay: (B, Hkv), <= 0, in the dtype of the sums; None if and only if `recent_decay` is.
-        fold: the oldest recent token joins `total` in place first, the others move up, and the new one comes last.
 
     Returns:
-        In the dtype of v.
+        step(q, k, v, head_scale, key_mask, log_decay, recent_count, fold) -> (B, Hq, 1, Dv) in the dtype of v.
+        Of `recent_count` recent tokens the `fold` oldest join `total` in place first, and the others move up. Then k̂,
+        u = [v, 1] and log_decay are written behind them. The query sees the recent tokens and its own, each faded by the
+        decays of the tokens after it, and the sum faded by the decays of all of them.
+        head_scale: one per query head, (Hq,), or None.
+        key_mask: (B, 1), bool, or None: where it is False, k̂, u and log_decay are zeros, whatever k, v and log_decay hold.
+        log_decay: values above 0 or not finite are refused before anything is written.
     """
-    dtype = recent_k.dtype
+    assert (recent_decay is None) == (log_decay is None), (q.shape, k.shape, v.shape)
+    room = Recent(recent_k, recent_u, recent_decay, True)
+    return partial(_step, room, total, total_decay, order, scale, normalize)
+
+
+def _step(
+    room: Recent,
+    total: Tensor | None,
+    total_decay: Tensor | None,
+    order: int,
+    scale: float,
+    normalize: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    head_scale: Tensor | None,
+    key_mask: Tensor | None,
+    log_decay: Tensor | None,
+    recent_count: int,
+    fold: int,
+) -> Tensor:
+    dtype = room.keys.dtype
+    if log_decay is not None:
+        log_decay = log_decay if key_mask is None else torch.where(key_mask.unsqueeze(1), log_decay, 0)
+        if log_decay.is_cpu:  # elsewhere that would be a wait for the device
+            check_decays(log_decay)
     if fold:
         assert total is not None
-        joining = monomials(recent_k[:, :, :1], order).mT @ recent_u[:, :, :1]
-        total.copy_((total if recent_decay is None else total * recent_decay[:, :, :1, None].exp()) + joining)
-        for x in (recent_k, recent_u, recent_decay):
+        oldest, values = room.split(fold)[0], room.values[:, :, :fold]
+        if oldest.decays is not None:
+            kept = fading(oldest.decays, None, 1).mT  # of the sum, then of each token
+            total.mul_(kept[:, :, :1])
+            values = values * kept[:, :, 1:]
+            if total_decay is not None:
+                total_decay.add_(oldest.decays.sum(2, dtype=total_decay.dtype))
+        total.add_(monomials(oldest.keys, order).mT @ values)
+        for x in (room.keys, room.values, room.decays):
             if x is not None:
-                x[:, :, : recent_count - 1] = x[:, :, 1:recent_count].clone()
-        recent_count -= 1
-    decay = None if log_decay is None else log_decay.unsqueeze(2)
-    if decay is not None and key_mask is not None:
-        decay = torch.where(key_mask.unsqueeze(1), decay, 0)
-    new = Recent.of(k.unsqueeze(2), v.unsqueeze(2), key_mask, decay, dtype=dtype, normalize=normalize)
-    room = Recent(recent_k, recent_u, recent_decay, True)
+                x[:, :, : recent_count - fold] = x[:, :, fold:recent_count].clone()
+        recent_count -= fold
+    new = Recent.of(k, v, key_mask, log_decay, dtype=dtype, normalize=normalize)
     for place, x in ((room.keys, new.keys), (room.values, new.values), (room.decays, new.decays)):
         if place is not None and x is not None:
             place.narrow(2, recent_count, 1).copy_(x)
     recent = room.split(recent_count + 1)[0]
-    query = scaled_query(q.unsqueeze(2), scale if head_scale is None else scale * head_scale, dtype, normalize)
-    return attend(query, total, recent, order=order, first=None).squeeze(2).to(v.dtype)
+    query = scaled_query(q, scale if head_scale is None else scale * head_scale, dtype, normalize)
+    return attend(query, total, recent, order=order, first=None).to(v.dtype)
 
 
 def scaled_query(query: Tensor, scale: float | Tensor, dtype: torch.dtype, normalize: str) -> Tensor:
@@ -134,12 +165,12 @@ def scaled_query(query: Tensor, scale: float | Tensor, dtype: torch.dtype, norma
     return query * (scale.to(dtype) if isinstance(scale, Tensor) else scale)
 
 
-def best_step(device: torch.device, order: int, head_dim: int, value_dim: int) -> Callable[..., Tensor]:
-    """The `step` of the first backend that has one for such a state, else the one above."""
+def best_step(device: torch.device, order: int, head_dim: int, value_dim: int) -> Callable[..., Step]:
+    """The `prepare_step` of the first backend that has one for such a state, else the one above."""
     for name in NAMES:
         backend = load(name)
         can_step = getattr(backend, "can_step", None)
         if can_step is not None and can_step(device, order, head_dim, value_dim):
-            fused: Callable[..., Tensor] = backend.step  # type: ignore[attr-defined]
-            return fused
-    return step
+            prepare: Callable[..., Step] = backend.prepare_step  # type: ignore[attr-defined]
+            return prepare
+    return prepare_step

@@ -33,8 +33,6 @@ class FastmaxState(Memory):
         log_decay: (B, Hkv): the total of log_decay over those keys, if there was any; states that are older need it.
     """
 
-    tokens: Tensor
-
     def __init__(
         self,
         tensor: Tensor,
@@ -129,21 +127,16 @@ class FastmaxState(Memory):
 
         (B, Hq, N, D), (B, Hkv, N, D) and (B, Hkv, N, Dv) -> (B, Hq, N, Dv).
         """
-        like = (
-            query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, query.device, key.device, value.device,
-            self._recent.keys.shape[0], id(self.scale),
-            None if log_decay is None else (log_decay.shape, log_decay.dtype, log_decay.device),
-        )  # fmt: skip
-        if key_mask is not None or like != self._checked:
-            checks.keys(key, value, key_mask, log_decay, self._recent)
-            checks.queries(query, key.shape[2], self._recent, self.scale)
-            self._checked = like  # what was checked for these tokens holds for others like them
+        if key_mask is None:
+            o = self._again(query, key, value, log_decay)
+            if o is not None:
+                return o
+        checks.keys(key, value, key_mask, log_decay, self._recent)
+        checks.queries(query, key.shape[2], self._recent, self.scale)
+        if query.shape[2] == 1 and self._may_step_in_place(query, key, value, key_mask, log_decay):
+            return self._step_in_place(query, key, value, key_mask, log_decay)
         log_decay = self._decays(log_decay, key, key_mask)
         tokens = self._counted(key, key_mask)
-        if query.shape[2] == 1 and self._may_step_in_place(query, key, value, key_mask, log_decay):
-            o = self._step_in_place(query, key, value, key_mask, log_decay)
-            self.tokens = tokens
-            return o
         parts, early = self._extended(self._tokens(key, value, key_mask, log_decay), query)
         total, _, recent = parts
         late = query if early is None else query[:, :, early.shape[2] :]
@@ -233,7 +226,8 @@ class FastmaxState(Memory):
     ) -> int:
         """The least number of tokens whose keys and values, in `cache_dtype`, take more memory than a state in `dtype`.
 
-        1219 for D = Dv = 64, order 2, all in fp32; 2437 beside a cache in bf16.
+        1219 for D = Dv = 64, order 2, all in fp32; 2437 beside a cache in bf16. Time breaks even at about the same place, as
+        both are bound by memory: measured for eight heads of 64 between 1,024 and 2,048 tokens (docs/performance.md).
         """
         value_dim = head_dim if value_dim is None else value_dim
         state = _numbers(head_dim, value_dim, order) * dtype.itemsize
@@ -298,8 +292,9 @@ class FastmaxState(Memory):
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copies: without spare room. A shallow one shares the sum, so neither may change it in place."""
-        self._owned = False
-        return {**self.__dict__, "_recent": self._recent.copy(), "_room": None, "_stepper": None}
+        self._owned, tokens = False, self.tokens
+        kept = {"_seen": self._recent.copy(), "_counted_tokens": tokens, "_uncounted": 0, "_room": None, "_ready": None}
+        return {**self.__dict__, **kept}
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self._describe().items())

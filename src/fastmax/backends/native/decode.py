@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fastmax.backends.native import abi
 from fastmax.core import EPS
+from fastmax.decay import check_decays
 
 
 def can_step(device: torch.device, order: int, head_dim: int, value_dim: int) -> bool:
@@ -14,46 +15,80 @@ def can_step(device: torch.device, order: int, head_dim: int, value_dim: int) ->
     )
 
 
-def step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    total: Tensor | None,
-    recent_k: Tensor,
-    recent_u: Tensor,
-    recent_decay: Tensor | None,
-    recent_count: int,
-    *,
-    order: int,
-    scale: float,
-    head_scale: Tensor | None,
-    normalize: str,
-    key_mask: Tensor | None,
-    log_decay: Tensor | None,
-    fold: bool = False,
-    level: str | None = None,
-) -> Tensor:
-    """As `fastmax.state.decode.step` says; `level` forces an instruction set."""
-    batch, query_heads, head_dim = q.shape
-    key_heads, value_dim = v.shape[1:]
-    o = torch.empty((batch, query_heads, value_dim), dtype=v.dtype, device="cpu")
-    q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
-    mask = None if key_mask is None else key_mask.contiguous()
-    scales = None if head_scale is None else head_scale.to(torch.float64).contiguous()
-    decay = None if log_decay is None else log_decay.contiguous()
-    call = abi.STEP.pack(
-        abi.TYPES[recent_k.dtype], batch, query_heads, key_heads, head_dim, value_dim, order, abi.NORMALIZATIONS[normalize],
-        recent_count, recent_k.shape[2], fold, scale, EPS, *_token(q), *_token(k), *_token(v), *_token(o),
-        0 if mask is None else mask.data_ptr(), 0 if scales is None else scales.data_ptr(),
-        0 if total is None else total.data_ptr(), recent_k.data_ptr(), recent_u.data_ptr(),
-        0 if recent_decay is None else recent_decay.data_ptr(), 0 if decay is None else decay.data_ptr(),
-    )  # fmt: skip
-    library = abi.load()
-    assert not isinstance(library, str), library
-    library.run("step", call, level)
-    return o
+class PreparedStep:
+    """A step on these buffers, for tokens of the shapes, strides and dtypes of these: all but addresses is packed."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        total: Tensor | None,
+        recent_k: Tensor,
+        recent_u: Tensor,
+        recent_decay: Tensor | None,
+        total_decay: Tensor | None,
+        log_decay: Tensor | None,
+        *,
+        order: int,
+        scale: float,
+        normalize: str,
+        level: str | None = None,
+    ) -> None:
+        library = abi.load()
+        assert not isinstance(library, str), library
+        batch, query_heads, _, head_dim = q.shape
+        key_heads, value_dim = v.shape[1], v.shape[3]
+        self._library, self._step = library, library.functions["step"]
+        self._level = library.best if level is None else library.level(level)
+        self._numbers = (
+            abi.TYPES[recent_k.dtype], batch, query_heads, key_heads, head_dim, value_dim, order,
+            abi.NORMALIZATIONS[normalize],
+        )  # fmt: skip
+        self._capacity, self._scale = recent_k.shape[2], scale
+        self._contiguous = all(x.stride(3) == 1 or x.shape[3] == 1 for x in (q, k, v))
+        self._shape, self._dtype = (batch, query_heads, 1, value_dim), v.dtype
+        o = torch.empty(self._shape, dtype=v.dtype, device="cpu")
+        self._q, self._k, self._v, self._o = (_fields(x if self._contiguous else x.contiguous()) for x in (q, k, v, o))
+        self._decay = (0,) * 4 if log_decay is None else _fields(log_decay)
+        self._buffers = total, recent_k, recent_u, recent_decay, total_decay
+        self._pointers = tuple(0 if x is None else x.data_ptr() for x in self._buffers)
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        head_scale: Tensor | None,
+        key_mask: Tensor | None,
+        log_decay: Tensor | None,
+        recent_count: int,
+        fold: int,
+    ) -> Tensor:
+        """As `fastmax.state.decode.step` says."""
+        o = torch.empty(self._shape, dtype=self._dtype, device="cpu")
+        if not self._contiguous:
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        mask = None if key_mask is None else key_mask.contiguous()
+        scales = None if head_scale is None else head_scale.to(torch.float64).contiguous()
+        call = abi.STEP.pack(
+            *self._numbers, recent_count, self._capacity, fold, self._scale, EPS, q.data_ptr(), *self._q,
+            k.data_ptr(), *self._k, v.data_ptr(), *self._v, o.data_ptr(), *self._o,
+            0 if mask is None else mask.data_ptr(), 0 if scales is None else scales.data_ptr(), *self._pointers,
+            0 if log_decay is None else log_decay.data_ptr(), *self._decay,
+        )  # fmt: skip
+        status = self._step(self._level, call, self._library.parallel_for, torch.get_num_threads())
+        if status:
+            error = abi.refusal("step", call, status)
+            if isinstance(error, abi.DecayValueError) and log_decay is not None:
+                check_decays(log_decay if key_mask is None else torch.where(key_mask.unsqueeze(1), log_decay, 0))
+            raise error
+        return o
 
 
-def _token(x: Tensor) -> abi.Fields:
-    batch_stride, head_stride, _ = x.stride()
-    return (x.data_ptr(), batch_stride, head_stride, 0, abi.TYPES[x.dtype])
+prepare_step = PreparedStep
+
+
+def _fields(x: Tensor) -> abi.Fields:
+    """Of one token, (B, heads, 1, ...): a tensor without its address."""
+    return (x.stride(0), x.stride(1), 0, abi.TYPES[x.dtype])

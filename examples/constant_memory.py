@@ -1,0 +1,30 @@
+"""Generation with constant memory: measure it against a cache of keys and values, and draw it.
+
+pip install 'fastmax[hf,report]'
+python examples/constant_memory.py --out results/generate.json --picture results/generate.png
+python examples/constant_memory.py --draw results/generate.json --picture results/generate.png
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from fastmax.bench.generate import run
+from fastmax.report.generate import draw, summary
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="write the measurements as JSON")
+    parser.add_argument("--draw", metavar="FILE", type=Path, help="draw these measurements instead of taking new ones")
+    parser.add_argument("--picture", help="where the picture goes, PNG or SVG")
+    parser.add_argument("--quick", action="store_true", help="contexts up to 4,096 tokens only")
+    options = parser.parse_args()
+    measured = run(options.out, options.quick) if options.draw is None else json.loads(options.draw.read_text())
+    print(summary(measured))
+    if options.picture:
+        draw(measured, options.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Fastmax in the models of Hugging Face transformers (extra "hf"): the swap, constant-memory generation, persistence.
+
+    from fastmax.integrations.transformers import FastmaxCache, configure, register
+
+    register()                                              # "fastmax" (order 2) and "fastmax1" are known from now on
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="fastmax")
+    model.generate(**inputs, past_key_values=FastmaxCache(model.config))
+
+    configure(model, order=2, learn_scale=True, decay="gated")              # options and parameters, layer by layer
+    configure(model, order=4, layers=["model.layers.0.self_attn"])          # other options in some layers
+    configure(model, window=64, layers=["model.layers.1.self_attn"])        # softmax over the last 64 tokens in some
+    model.save_pretrained(path)                                             # all of it comes back with from_pretrained
+
+    student = convert(teacher, batches, decay="gated").model                # a trained softmax model becomes Fastmax
+
+Where things are. `attention_modules(model)` yields the name and the module of every attention. After `configure` each has
+a child `module.fastmax`, an `AttentionParameters`, with
+
+    .options        AttentionOptions(order, normalize, scale, learn_scale, decay, memory, window, dropout_mode, backend)
+    .head_scale     (Hq,) parameter if learn_scale, else None
+    .gate           Gate if decay, else None: log_decay = gate(values of the token, (B, N, Hkv * Dv))
+
+so that state_dict has `<module>.fastmax.head_scale`, `.fastmax.gate.bias` and `.fastmax.gate.weight`. The attention
+function reads them at every call; a model that was not configured has no such child and runs with the defaults.
+"""
+
+from fastmax.integrations.transformers.cache import FastmaxCache
+from fastmax.integrations.transformers.configure import configure
+from fastmax.integrations.transformers.conversion.convert import convert
+from fastmax.integrations.transformers.conversion.recipe import Stage
+from fastmax.integrations.transformers.conversion.report import Conversion
+from fastmax.integrations.transformers.modules import attention_modules
+from fastmax.integrations.transformers.options import AttentionOptions, AttentionParameters, parameters_of
+from fastmax.integrations.transformers.refusals import RefusedError
+from fastmax.integrations.transformers.register import register
+from fastmax.integrations.transformers.verify import Verification, verify
+
+__all__ = [
+    "AttentionOptions",
+    "AttentionParameters",
+    "Conversion",
+    "FastmaxCache",
+    "RefusedError",
+    "Stage",
+    "Verification",
+    "attention_modules",
+    "configure",
+    "convert",
+    "parameters_of",
+    "register",
+    "verify",
+]

@@ -1,0 +1,66 @@
+"""Which modules of a model go through transformers' attention interface, and what can be known of them beforehand."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+from torch import nn
+
+
+class Heads(NamedTuple):
+    """Numbers of heads of an attention module, and their width."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
+def _names_in_forward(kind: type[nn.Module]) -> tuple[str, ...]:
+    """What the code of its `forward` calls things: globals and attributes."""
+    return _names(kind.forward)
+
+
+@cache
+def _names(function: Callable[..., Any]) -> tuple[str, ...]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return () if code is None else code.co_names
+
+
+def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module whose `forward` looks its attention function up, with its name."""
+    for name, module in model.named_modules():
+        if "ALL_ATTENTION_FUNCTIONS" in _names_in_forward(type(module)):
+            yield name, module
+
+
+def is_rotary(kind: type[nn.Module]) -> bool:
+    """Whether rotary positions are applied before the attention: the `forward` of such a module calls a function for it."""
+    return any(name.startswith("apply_") and "rotary" in name for name in _names_in_forward(kind))
+
+
+def heads_of(module: nn.Module) -> Heads:
+    """From the module itself where it says, else from its config."""
+    config = getattr(module, "config", None)
+
+    def first(names: tuple[str, ...]) -> int | None:
+        for source in (module, config):
+            for name in names:
+                value = getattr(source, name, None)
+                if isinstance(value, int):
+                    return value
+        return None
+
+    heads = first(("num_attention_heads", "num_heads", "n_heads", "n_head", "num_query_heads"))
+    if heads is None:
+        raise ValueError(f"how many heads {type(module).__name__} has cannot be told from its attributes or its config")
+    groups = getattr(module, "num_key_value_groups", None)
+    kv_heads = heads // groups if isinstance(groups, int) else first(("num_key_value_heads", "num_kv_heads")) or heads
+    head_dim = first(("head_dim", "attention_head_size", "head_size", "qk_head_dim"))
+    if head_dim is None:
+        width = first(("embed_dim", "hidden_size", "dim"))
+        if width is None:
+            raise ValueError(f"the width of the heads of {type(module).__name__} cannot be told from its attributes")
+        head_dim = width // heads
+    return Heads(heads, kv_heads, head_dim, first(("v_head_dim",)) or head_dim)

@@ -1,0 +1,103 @@
+"""What Fastmax does in one attention module of a transformers model: options in plain values, and what they learn."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from fastmax.nn.gate import Gate
+from fastmax.nn.options import MEMORY, LayerOptions, layer_scale
+
+CHILD = "fastmax"
+"""The name of the child module of an attention module that holds its options and parameters."""
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """As `configure` documents them. Plain values all: they are written to config.json and read back."""
+
+    order: int = 2
+    normalize: bool | str = True
+    scale: float | None = None
+    learn_scale: bool = False
+    decay: str | None = None
+    memory: tuple[float, float] = MEMORY
+    window: int | None = None
+    dropout_mode: str = "quadratic"
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        LayerOptions(
+            order=self.order,
+            scale=self.scale,
+            normalize=self.normalize,
+            decay=self.decay,
+            memory=self.memory,
+            dropout_mode=self.dropout_mode,
+        )
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be a positive number of tokens or None, got {self.window}")
+        if self.window is not None and (self.learn_scale or self.decay is not None):
+            raise ValueError("a layer with a window keeps softmax: learn_scale and decay are for layers without")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: tuples become lists there, so they are lists here."""
+        return {**asdict(self), "memory": list(self.memory)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`. A name that this version does not know is refused: it would change the numbers."""
+        unknown = sorted(set(values) - set(cls.__dataclass_fields__))
+        if unknown:
+            raise ValueError(f"this version of fastmax does not know the options {', '.join(unknown)}")
+        shortest, longest = values.get("memory", MEMORY)
+        return cls(**{**values, "memory": (shortest, longest)})
+
+
+class AttentionParameters(nn.Module):
+    """The child `fastmax` of an attention module: its options, and the parameters that they ask for.
+
+    head_scale: (Hq,), one scale per query head, if `learn_scale`; else None.
+    gate: a `fastmax.nn.gate.Gate`, if `decay`; else None. It reads the token's values, (B, N, Hkv * Dv), which every
+        cache of keys and values has for earlier tokens too, so that all ways to generate give the same tokens.
+    """
+
+    head_scale: nn.Parameter | None
+    gate: Gate | None
+
+    def __init__(
+        self,
+        options: AttentionOptions,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.options = options
+        start = layer_scale(options.order, head_dim) if options.scale is None else options.scale
+        scales = torch.full((heads,), start, device=device, dtype=dtype) if options.learn_scale else None
+        self.register_parameter("head_scale", None if scales is None else nn.Parameter(scales))
+        value_dim = head_dim if value_dim is None else value_dim
+        self.gate = (
+            None
+            if options.decay is None
+            else Gate(options.decay, kv_heads * value_dim, kv_heads, options.memory, device, dtype)
+        )
+
+    def log_decay(self, value: Tensor) -> Tensor | None:
+        """(B, Hkv, N, Dv) -> (B, Hkv, N) or (Hkv, 1), of every token alone."""
+        return None if self.gate is None else self.gate(value.transpose(1, 2).flatten(2))
+
+    def extra_repr(self) -> str:
+        return str(self.options)
+
+
+def parameters_of(module: nn.Module) -> AttentionParameters | None:
+    """Those that `configure` gave to an attention module, if it did; also where PEFT has put a wrapper around them."""
+    child: Any = getattr(module, CHILD, None)
+    return child if isinstance(getattr(child, "options", None), AttentionOptions) else None

@@ -1,0 +1,66 @@
+"""Table and picture of `fastmax bench generate`: time and memory of a token against the length of what came before."""
+
+from os import PathLike
+from typing import Any
+
+from fastmax.report.table import milliseconds, table, times
+
+
+def summary(measured: dict[str, Any]) -> str:
+    """The table, how flat the time is, and by how much a process grows."""
+    rows = []
+    for cell in measured["cells"]:
+        s = {name: t["best"] for name, t in cell["seconds"].items()}
+        rows.append(
+            [
+                f"{cell['context']:,}",
+                *(milliseconds(s[name]) for name in ("fastmax", "softmax")),
+                times(s["softmax"] / s["fastmax"]),
+                *(f"{cell['cache_bytes'][name] / 1e6:.1f}" for name in ("fastmax", "softmax")),
+                *(f"{cell['resident_bytes'][name] / 1e6:.0f}" for name in ("fastmax", "softmax")),
+            ]
+        )
+    header = ["context", "fastmax", "softmax", "speed-up", "cache, MB", "softmax", "process, MB", "softmax"]
+    grown = {name: growth(measured, name) / 1e6 for name in ("fastmax", "softmax")}
+    steps = [cell["seconds"]["fastmax"]["best"] for cell in measured["cells"]]
+    first, last = measured["cells"][0]["context"], measured["cells"][-1]["context"]
+    lines = [
+        f"Slowest over fastest context: {max(steps) / min(steps):.2f}",
+        f"From {first:,} to {last:,} tokens the process grows by {grown['fastmax']:.2f} MB per layer with FastmaxCache, by "
+        f"{grown['softmax']:.1f} MB with keys and values",
+    ]
+    title = (
+        f"A token of generation, {measured['layers']} layers, {measured['heads']} heads ({measured['kv_heads']} of keys) of "
+        f"{measured['head_dim']}, fp32; best of the rounds"
+    )
+    return "\n\n".join([title, table(header, rows), "\n".join(lines)])
+
+
+def growth(measured: dict[str, Any], name: str) -> float:
+    """Bytes of the process per layer, from the first context to the last."""
+    first, last = (measured["cells"][i]["resident_bytes"][name] for i in (0, -1))
+    return float(last - first) / int(measured["layers"])
+
+
+def draw(measured: dict[str, Any], path: str | PathLike[str]) -> None:
+    """Two panels, time and memory (extra "report")."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    time, memory = figure.subplots(1, 2)
+    contexts = [cell["context"] for cell in measured["cells"]]
+    for name, label, color in (
+        ("fastmax", "FastmaxCache", "tab:blue"),
+        ("softmax", "keys and values (SDPA)", "tab:orange"),
+    ):
+        best = [cell["seconds"][name]["best"] * 1e3 for cell in measured["cells"]]
+        time.plot(contexts, best, "o-", color=color, label=label)
+        sizes = [cell["cache_bytes"][name] / 1e6 for cell in measured["cells"]]
+        memory.plot(contexts, sizes, "o-", color=color, label=label)
+    for axes, title, unit in ((time, "time of a token", "ms"), (memory, "memory of the cache", "MB")):
+        axes.set(title=title, ylabel=unit, xlabel="tokens before it", xscale="log", yscale="log")
+        axes.set_xticks(contexts, [f"{n // 1024}k" for n in contexts])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,178 @@
+"""attn_implementation="fastmax": every architecture against dense Fastmax in the same place."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from fastmax.integrations.transformers import configure, verify
+from tests.integrations.architectures import ARCHITECTURES, Architecture
+from tests.integrations.properties import (
+    PADDED,
+    moved_by_padding,
+    oracle_outputs,
+    outputs,
+    weights_without_gradient,
+)
+from tests.support import assert_within_budget
+
+BY_NAME = {architecture.model_type: architecture for architecture in ARCHITECTURES}
+LLAMA = BY_NAME["llama"]
+MISTRAL = Architecture("mistral", rotary=True, window=True, changes={"sliding_window": 4})
+TESTED = [
+    BY_NAME[name]
+    for name in (
+        "llama", "gpt2", "gpt_neox", "gemma3_text", "deepseek_v3", "bert", "modernbert", "bart", "clip", "vit", "whisper",
+    )
+]  # fmt: skip
+"""All others are in the table that tools/transformers_table.py writes."""
+
+
+@pytest.mark.parametrize("architecture", TESTED, ids=lambda architecture: architecture.model_type)
+def test_it_is_dense_fastmax_in_the_same_place(architecture: Architecture) -> None:
+    model = architecture.build("fastmax")
+    sides = ("left", "right") if architecture.kind in PADDED else (None,)
+    for side in sides:
+        inputs = architecture.inputs(side)
+        found = verify(model, inputs)
+        assert found.ok, found
+        assert bool(found.softmax) == architecture.window
+        actual, expected = outputs(model, inputs), oracle_outputs(architecture, inputs)
+        if side is not None and actual.shape[1] >= inputs["attention_mask"].shape[1]:
+            mask = inputs["attention_mask"].bool()
+            for x in (actual, expected):
+                x[:, : mask.shape[1]][~mask] = 0  # what padding itself gets is nobody's business
+        assert_within_budget(actual, expected, expected)
+        if side is not None:
+            assert moved_by_padding(model, inputs) == 0
+    assert weights_without_gradient(model, architecture.inputs()) == []
+
+
+def test_the_oracle_would_see_another_attention() -> None:
+    """Softmax, the other normalization, another order: all far away."""
+    inputs = LLAMA.inputs("left")
+    mask = inputs["attention_mask"].bool()
+    right = outputs(LLAMA.build("fastmax"), inputs)[mask]
+    wrong = [outputs(LLAMA.build(name), inputs)[mask] for name in ("sdpa", "fastmax1")]
+    wrong.append(oracle_outputs(Architecture("llama", rotary=False), inputs)[mask])
+    for other in wrong:
+        assert (right - other).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gemma3_text"])
+def test_shifting_all_positions_changes_nothing(name: str) -> None:
+    model = BY_NAME[name].build("fastmax", torch.float32)
+    inputs = BY_NAME[name].inputs()
+    positions = torch.arange(inputs["input_ids"].shape[1])[None]
+    here, there = (outputs(model, {**inputs, "position_ids": positions + shift}) for shift in (0, 20))
+    assert (here - there).abs().max() < 1e-4
+    configure(model, normalize=True)  # the standardization takes a mean off, which rotations do not leave alone
+    here, there = (outputs(model, {**inputs, "position_ids": positions + shift}) for shift in (0, 20))
+    assert (here - there).abs().max() > 1e-4
+
+
+def test_layers_with_a_sliding_window_keep_softmax() -> None:
+    inputs = MISTRAL.inputs("left")
+    mask = inputs["attention_mask"].bool()
+    model = MISTRAL.build("fastmax")
+    found = verify(model, inputs)
+    assert not found.fastmax
+    assert len(found.softmax) == 2
+    sdpa = outputs(MISTRAL.build("sdpa"), inputs)
+    assert_within_budget(outputs(model, inputs)[mask], sdpa[mask], sdpa[mask])
+
+
+def test_causality_comes_from_the_argument_the_mask_or_the_module() -> None:
+    """CLIP says is_causal=True where its module says False; a later token must move no earlier one."""
+    clip = BY_NAME["clip"]
+    model = clip.build("fastmax").text_model
+    ids = clip.inputs()["input_ids"]
+    other = torch.cat((ids[:, :-1], ids[:, -1:] + 1), 1) % 90
+    a, b = (outputs(model, {"input_ids": x}) for x in (ids, other))
+    assert (a[:, :-1] - b[:, :-1]).abs().max() == 0
+    assert (a[:, -1] - b[:, -1]).abs().max() > 1e-6
+
+
+def test_fastmax1_has_order_1_and_its_scale() -> None:
+    inputs = LLAMA.inputs()
+    actual = outputs(LLAMA.build("fastmax1"), inputs)
+    model = LLAMA.build("fastmax")
+    configure(model, order=1, normalize="rms", scale=1 / 8)
+    expected = outputs(model, inputs)
+    assert_within_budget(actual, expected, expected)
+
+
+def test_half_precision_stays_close() -> None:
+    inputs = LLAMA.inputs("right")
+    mask = inputs["attention_mask"].bool()
+    model = LLAMA.build("fastmax", torch.bfloat16)
+    oracle = LLAMA.build("fastmax", torch.float64)
+    dense = LLAMA.build("fastmax", torch.bfloat16)
+    oracle.load_state_dict(model.state_dict())
+    configure(dense, backend="chunked")
+    found = (outputs(m, inputs)[mask] for m in (model, oracle, dense))
+    assert_within_budget(*found)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_dropout_is_drawn_in_training_alone(name: str) -> None:
+    changes: dict[str, Any] = {"attention_dropout": 0.5} if name == "llama" else {"attention_probs_dropout_prob": 0.5}
+    changes |= {} if name == "llama" else {"hidden_dropout_prob": 0.0}
+    architecture = Architecture(name, BY_NAME[name].kind, BY_NAME[name].rotary, changes=changes)
+    model = architecture.build("fastmax")
+    inputs = architecture.inputs()
+    quiet = outputs(model, inputs)
+    assert torch.equal(quiet, outputs(model, inputs))
+    model.train()
+    first = outputs(model, inputs)
+    assert not torch.equal(first, quiet)
+    assert torch.equal(first, outputs(model, inputs))  # from the same seed
+
+
+def test_gradient_checkpointing_gives_the_same_gradients() -> None:
+    inputs = LLAMA.inputs("left")
+    grads = []
+    for checkpointing in (False, True):
+        model = LLAMA.build("fastmax").train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        torch.autograd.backward(model(**inputs, use_cache=False).logits.square().sum())
+        grads.append({name: weight.grad for name, weight in model.named_parameters()})
+    for name, grad in grads[0].items():
+        assert_within_budget(grads[1][name], grad, grad)
+
+
+@pytest.mark.parametrize("padding", [None, "left"])
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_compiles_without_a_break(name: str, padding: str | None) -> None:
+    model = BY_NAME[name].build("fastmax")
+    inputs = BY_NAME[name].inputs(padding)
+    expected = outputs(model, inputs)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    actual = outputs(compiled, {**inputs, **({"use_cache": False} if name == "llama" else {})})
+    mask = inputs["attention_mask"].bool() if padding else torch.ones(2, 11, dtype=torch.bool)
+    assert_within_budget(actual[mask], expected[mask], expected[mask])
+
+
+def test_a_model_without_the_interface_cannot_be_configured() -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    model = MambaForCausalLM(MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, state_size=4))
+    with pytest.raises(ValueError, match="has no module that uses transformers' attention interface"):
+        configure(model)
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    model = LLAMA.build("sdpa")
+    for options, message in (
+        ({"order": 7}, "order must be from 1 to 4"),
+        ({"normalize": "l2"}, "normalize must be"),
+        ({"decay": "fast"}, "decay must be"),
+        ({"window": 0}, "window must be a positive number"),
+        ({"window": 4, "learn_scale": True}, "keeps softmax"),
+        ({"layers": ["model.layers.7"]}, "no attention module is called 'model.layers.7'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            configure(model, **options)
+    assert isinstance(model.config, LlamaConfig)
