@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself; nothing else on the machine is touched.
-.PHONY: demo test check format bench sanitize clean
+.PHONY: demo test test-triton test-gpu check format bench sanitize clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,11 +18,18 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'
 	touch $@
 
-demo: $(STAMP)  ## exactness and growth of time, on this machine
-	$(BIN)/fastmax demo
+demo: $(STAMP)  ## the paper's experiments in miniature on this machine, and their report, in out/quick
+	$(BIN)/fastmax reproduce --budget quick --out out/quick
+	$(BIN)/fastmax report out/quick
 
 test: $(STAMP)  ## all tests, with the coverage that must hold
 	$(BIN)/python -m pytest --numprocesses 2 --cov --cov-fail-under 95
+
+test-triton: $(STAMP)  ## the whole suite of the Triton backend in Triton's interpreter, all kernels compiled for all targets: about an hour
+	$(BIN)/python -m pytest --numprocesses 2 --interpreted -m interpreted tests/backends
+
+test-gpu: $(STAMP)  ## on a machine with a GPU: every backend there; ends in a line to report (docs/gpu.md)
+	$(BIN)/python -m pytest -m gpu --gpu-report tests
 
 check: $(STAMP)  ## format, lint, types
 	$(BIN)/ruff format --check .
@@ -40,6 +47,7 @@ bench: $(STAMP)  ## every benchmark; results go to results/
 	$(BIN)/fastmax bench generate --out results/generate.json
 	$(BIN)/fastmax bench dropout --out results/dropout.json
 	$(BIN)/fastmax bench decay --out results/decay.json
+	$(BIN)/fastmax bench distributed --out results/distributed.json
 	$(BIN)/fastmax bench long --out results/long.json
 	$(BIN)/fastmax bench lra --out results/lra.json
 

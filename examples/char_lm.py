@@ -3,10 +3,16 @@
 python examples/char_lm.py                        # on a text that it makes up itself, in about a minute
 python examples/char_lm.py --compare              # the same with softmax, from the same seed and batches
 python examples/char_lm.py --text my.txt --steps 2000 --layers 4 --width 256 --length 256
+torchrun --nproc-per-node 2 examples/char_lm.py --context-parallel 2 --checkpoint run   # each sequence over two processes
+
+Under torchrun, the processes form a mesh: `--context-parallel` of them share each sequence, and the groups share the batch.
+The losses are those of one process. `--checkpoint` writes and resumes by torch.distributed.checkpoint, on any number of them.
 """
 
 import argparse
+import os
 import random
+import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from math import cos, pi
@@ -14,10 +20,15 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from fastmax.baselines.softmax_layer import SoftmaxAttention
+from fastmax.distributed import parallelize
 from fastmax.models import FastmaxLM, LMConfig
 
 GRAMMAR = {
@@ -56,15 +67,20 @@ def made_up_text(characters: int, seed: int = 0) -> str:
     return "".join(parts)[:characters]
 
 
-def progress(steps: int, title: str) -> Iterator[int]:
+def speaks() -> bool:
+    """Whether this process is the one that tells the user."""
+    return not distributed.is_initialized() or distributed.get_rank() == 0
+
+
+def progress(first: int, steps: int, title: str) -> Iterator[int]:
     """The numbers of the steps, with a bar if rich is installed."""
-    if find_spec("rich") is not None:
+    if find_spec("rich") is not None and speaks():
         from rich.progress import track
 
-        yield from track(range(steps), description=title)
+        yield from track(range(first, steps), description=title)
         return
-    for step in range(steps):
-        if step % max(1, steps // 10) == 0:
+    for step in range(first, steps):
+        if step % max(1, steps // 10) == 0 and speaks():
             print(f"{title}: step {step:,} of {steps:,}", flush=True)
         yield step
 
@@ -75,19 +91,78 @@ def batch_of(text: Tensor, size: int, length: int, chance: torch.Generator) -> T
     return torch.stack([text[start : start + length + 1] for start in starts.tolist()])
 
 
-def loss_of(model: FastmaxLM, tokens: Tensor) -> Tensor:
+def own_part(batch: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """Of the pieces those of this process, and of each the tokens of its shard and the one after them."""
+    if mesh is None:
+        return batch
+    dp, cp = mesh.get_coordinate()
+    rows = batch.chunk(mesh["dp"].size())[dp]
+    shard = (batch.shape[1] - 1) // mesh["cp"].size()
+    return rows[:, cp * shard : (cp + 1) * shard + 1]
+
+
+def loss_of(model: torch.nn.Module, tokens: Tensor) -> Tensor:
     """Of the next character at every place, in nats."""
     return cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
+def mean_over(mesh: DeviceMesh | None, loss: Tensor) -> float:
+    """Over all processes, whose parts are of equal size."""
+    loss = loss.detach().clone()
+    if mesh is not None:
+        distributed.all_reduce(loss)
+        loss /= distributed.get_world_size()
+    return loss.item()
+
+
 @torch.no_grad()
-def validation_loss(model: FastmaxLM, text: Tensor, args: argparse.Namespace) -> float:
+def validation_loss(model: FastmaxLM, text: Tensor, args: argparse.Namespace, mesh: DeviceMesh | None) -> float:
     chance = torch.Generator().manual_seed(0)  # the same places every time
-    losses = [loss_of(model.eval(), batch_of(text, args.batch, args.length, chance)) for _ in range(8)]
-    return torch.stack(losses).mean().item()
+    pieces = [own_part(batch_of(text, args.batch, args.length, chance), mesh) for _ in range(8)]
+    return mean_over(mesh, torch.stack([loss_of(model.eval(), piece) for piece in pieces]).mean())
 
 
-def train(attention: str, text: Tensor, vocabulary: int, args: argparse.Namespace) -> FastmaxLM:
+def share_sequences(model: FastmaxLM, mesh: DeviceMesh | None) -> None:
+    """Shards are of equal length, so nothing has to be compared."""
+    if mesh is not None and mesh["cp"].size() > 1:
+        parallelize(model, mesh["cp"], check=False)
+
+
+class Checkpoints:
+    """`step-N` in a folder, whole or not there: written beside, then renamed. The older ones go."""
+
+    def __init__(self, folder: Path | None, model: FastmaxLM, optimizer: torch.optim.Optimizer) -> None:
+        self.folder, self.model, self.optimizer = folder, model, optimizer
+
+    def resume(self) -> int:
+        """The step to go on from; 0 if there is nothing."""
+        steps = [] if self.folder is None else [int(path.name.split("-")[1]) for path in self.folder.glob("step-*")]
+        if self.folder is None or not steps:
+            return 0
+        held = self._held()
+        checkpoint.load(held, checkpoint_id=str(self.folder / f"step-{max(steps)}"))
+        set_state_dict(self.model, self.optimizer, model_state_dict=held["model"], optim_state_dict=held["optimizer"])
+        return max(steps)
+
+    def save(self, step: int) -> None:
+        if self.folder is None:
+            return
+        partial = self.folder / f"partial-{step}"
+        checkpoint.save(self._held(), checkpoint_id=str(partial))  # all processes have written when it returns
+        if not distributed.is_initialized() or distributed.get_rank() == 0:
+            partial.replace(self.folder / f"step-{step}")
+            for other in self.folder.iterdir():
+                if other.name != f"step-{step}":
+                    shutil.rmtree(other)
+
+    def _held(self) -> dict[str, dict[str, object]]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": dict(model), "optimizer": dict(optimizer)}
+
+
+def train(
+    attention: str, text: Tensor, vocabulary: int, args: argparse.Namespace, mesh: DeviceMesh | None
+) -> FastmaxLM:
     """AdamW, warmup and cosine. The seed decides the first weights and all batches, whatever the attention."""
     torch.manual_seed(args.seed)
     softmax = attention == "softmax"
@@ -101,20 +176,38 @@ def train(attention: str, text: Tensor, vocabulary: int, args: argparse.Namespac
         memory=(2.0, 7.0),
     )
     model = FastmaxLM(config, SoftmaxAttention) if softmax else FastmaxLM(config)
+    wrapped: torch.nn.Module = model
+    if mesh is not None:
+        share_sequences(model, mesh)
+        wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameter_groups(0.1), args.lr, betas=(0.9, 0.95))
+    checkpoints = Checkpoints(args.checkpoint, model, optimizer)
     chance = torch.Generator().manual_seed(args.seed)
-    warmup, start = max(1, args.steps // 20), perf_counter()
+    warmup, start, first = max(1, args.steps // 20), perf_counter(), checkpoints.resume()
+    for _ in range(first):  # the batches before
+        batch_of(text, args.batch, args.length, chance)
     model.train()
-    for step in progress(args.steps, attention):
+    loss = torch.full((), torch.nan)
+    for step in progress(first, args.steps, attention):
         for group in optimizer.param_groups:
             group["lr"] = args.lr * min(1.0, (step + 1) / warmup) * (0.55 + 0.45 * cos(pi * step / args.steps))
-        loss = loss_of(model, batch_of(text, args.batch, args.length, chance))
+        loss = loss_of(wrapped, own_part(batch_of(text, args.batch, args.length, chance), mesh))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    print(f"{attention}: training loss {loss.item():.3f} after {args.steps:,} steps, {perf_counter() - start:.0f} s")
-    return model
+        if (step + 1) % args.checkpoint_every == 0:
+            checkpoints.save(step + 1)
+        if args.losses is not None:
+            shown = mean_over(mesh, loss)
+            if speaks():
+                with args.losses.open("a") as file:
+                    file.write(f"{step} {shown:.6f}\n")
+    shown = mean_over(mesh, loss)
+    if speaks():
+        seconds = perf_counter() - start
+        print(f"{attention}: training loss {shown:.3f} after {args.steps:,} steps, {seconds:.0f} s")
+    return parallelize(model, None)
 
 
 def arguments() -> argparse.Namespace:
@@ -131,7 +224,26 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sample", type=int, default=300, help="characters to write")
     parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument(
+        "--context-parallel", type=int, default=1, help="processes that share a sequence, under torchrun"
+    )
+    parser.add_argument("--checkpoint", type=Path, help="a folder to write checkpoints to, and to resume from")
+    parser.add_argument("--checkpoint-every", type=int, default=100, help="steps between checkpoints")
+    parser.add_argument("--losses", type=Path, help="a file to write the loss of every step to")
     return parser.parse_args()
+
+
+def mesh_of(args: argparse.Namespace) -> DeviceMesh | None:
+    """The processes of torchrun: groups that share the batch, times those that share a sequence. None for one alone."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    shared = args.context_parallel
+    if shared < 1 or world % shared:
+        raise SystemExit(f"--context-parallel {shared} does not divide the {world} processes that torchrun has started")
+    if args.compare and shared > 1:
+        raise SystemExit("--compare trains softmax, whose sequence cannot be shared: leave one of the two out")
+    if args.batch % (world // shared) or args.length % shared:
+        raise SystemExit(f"--batch must be a multiple of {world // shared}, and --length one of {shared}")
+    return None if world == 1 else init_device_mesh("cpu", (world // shared, shared), mesh_dim_names=("dp", "cp"))
 
 
 def main() -> None:
@@ -143,11 +255,22 @@ def main() -> None:
     cut = len(tokens) * 9 // 10
     if len(tokens) - cut <= args.length:
         raise SystemExit(f"the text must have more than {10 * args.length:,} characters, it has {len(tokens):,}")
-    print(f"{len(text):,} characters, {len(letters)} of them different")
+    mesh = mesh_of(args)
+    if speaks():
+        print(f"{len(text):,} characters, {len(letters)} of them different")
     names = ("fastmax", "softmax") if args.compare else ("fastmax",)
-    models = {name: train(name, tokens[:cut], len(letters), args) for name in names}
+    models = {name: train(name, tokens[:cut], len(letters), args, mesh) for name in names}
     for name, model in models.items():
-        print(f"{name}: validation loss {validation_loss(model, tokens[cut:], args):.3f} nats per character")
+        share_sequences(model, mesh)
+        found = validation_loss(model, tokens[cut:], args, mesh)
+        parallelize(model, None)
+        if speaks():
+            print(f"{name}: validation loss {found:.3f} nats per character")
+    writes = speaks()
+    if mesh is not None:
+        distributed.destroy_process_group()
+    if not writes:
+        return
     chance = torch.Generator().manual_seed(args.seed)
     written = models["fastmax"].generate(
         tokens[None, cut : cut + 1], args.sample, temperature=args.temperature, generator=chance

@@ -7,15 +7,17 @@
 
 #define FM_TYPES(X) X(F32, 0) X(F64, 1) X(BF16, 2) X(F16, 3)
 #define FM_NORMALIZATIONS(X) X(AS_IT_IS, 0) X(STANDARDIZE, 1) X(RMS, 2)
+#define FM_DROPOUTS(X) X(NO_DROPOUT, 0) X(STANDARD, 1) X(TOKENS, 2) X(QUADRATIC, 3)
 #define FM_FORMS(X) X(DENSE, 1) X(FACTORIZED, 2)
 // BAD_x: the kernels have no code for the value of x; nothing was computed.
 #define FM_STATUSES(X) \
   X(OK, 0) X(NO_MEMORY, 1) X(BAD_LEVEL, 2) X(BAD_TYPE, 3) X(BAD_ORDER, 4) X(BAD_FORM, 5) X(BAD_CHUNK, 6) X(BAD_DIM, 7) \
-  X(BAD_DECAY, 8) X(BAD_NORMALIZE, 9) X(BAD_DECAY_VALUE, 10)
+  X(BAD_DECAY, 8) X(BAD_NORMALIZE, 9) X(BAD_DECAY_VALUE, 10) X(BAD_DROPOUT, 11)
 
 #define FM_ENUMERATOR(name, value) FM_##name = value,
 enum FmType { FM_TYPES(FM_ENUMERATOR) };
 enum FmNormalize { FM_NORMALIZATIONS(FM_ENUMERATOR) };
+enum FmDropout { FM_DROPOUTS(FM_ENUMERATOR) };
 enum FmForm { FM_FORMS(FM_ENUMERATOR) };
 enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
 
@@ -71,7 +73,11 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   POINTER(const void, state_in)                                                                \
   POINTER(void, state_out)                                                                     \
   POINTER(const void, d_state_out)                                                             \
-  POINTER(void, d_state_in)
+  POINTER(void, d_state_in)                                                                    \
+  INT(dropout) /* FmDropout; what drops features needs the factorized form */                  \
+  INT(dropped) /* entries of 2^16 */                                                           \
+  POINTER(const int64_t, dropout_seed)                                                         \
+  INT(state_is_total) /* in an unmasked backward pass: state_in has all keys in it already */
 
 // One token per (batch, head) of decoding. Sums and recent tokens are contiguous and of type `type`.
 #define FM_STEP_FIELDS(INT, REAL, POINTER, TENSOR)                                       \
@@ -98,6 +104,7 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   POINTER(void, recent_k)         /* (batch, key_heads, recent_capacity, head_dim) */    \
   POINTER(void, recent_u)         /* (..., value_dim + 1) */                             \
   POINTER(void, recent_decay)     /* (batch, key_heads, recent_capacity), or absent */   \
+  POINTER(double, total_decay)    /* (batch, key_heads): what the sum has decayed by in all, or absent */ \
   TENSOR(log_decay) /* (batch, key_heads), of the new token, of type `type`, or absent */
 
 #define FM_INT_FIELD(name) int64_t name;

@@ -91,6 +91,7 @@ FM_EXPORT int fm_step(int64_t level, const FmStep* call, FmParallelFor parallel_
 FM_EXPORT const char* fm_layout() {
   return "FmType: " FM_TYPES(FM_CONSTANT_TEXT) "\n"
          "FmNormalize: " FM_NORMALIZATIONS(FM_CONSTANT_TEXT) "\n"
+         "FmDropout: " FM_DROPOUTS(FM_CONSTANT_TEXT) "\n"
          "FmForm: " FM_FORMS(FM_CONSTANT_TEXT) "\n"
          "FmStatus: " FM_STATUSES(FM_CONSTANT_TEXT) "\n"
          "FmTensor: " FM_EXPAND(FM_TENSOR_FIELDS, FM_FIELD_TEXTS) "\n"

@@ -39,8 +39,8 @@ def test_version_and_info(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "fastmax: the following arguments are required: {demo,info,bench,lra,reproduce,data}"),
-        (["fly"], "fastmax: argument {demo,info,bench,lra,reproduce,data}: invalid choice: 'fly'"),
+        ([], "fastmax: the following arguments are required: {demo,info,bench,lra,reproduce,report,data}"),
+        (["fly"], "fastmax: argument {demo,info,bench,lra,reproduce,report,data}: invalid choice: 'fly'"),
         (["info", "--fast"], "fastmax: unrecognized arguments: --fast"),
         (["info", "two\nlines"], "fastmax: unrecognized arguments: two lines"),
         (["bench"], "fastmax bench: the following arguments are required: {core,kernel,"),
@@ -246,19 +246,20 @@ def test_a_file_that_cannot_be_written_is_refused_before_measuring(
 
 
 def test_bench_dropout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    monkeypatch.setattr(dropout, "SHAPE", (1, 1, 32, 4))
+    monkeypatch.setattr(dropout, "TOKENS", 32)
     assert cli.main(["bench", "dropout", "--quick", "--out", str(tmp_path / "d.json")]) == 0
-    assert len(json.loads((tmp_path / "d.json").read_text())["cells"]) == 2
+    cells = json.loads((tmp_path / "d.json").read_text())["cells"]
+    assert {cell["backend"] for cell in cells} == {"chunked", *(["native"] if native.levels() else [])}
     assert "quadratic" in capsys.readouterr().out
 
 
 def test_bench_decode(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    monkeypatch.setattr(decode, "CONTEXTS", [8, 32])
+    monkeypatch.setattr(decode, "QUICK", [(1, 8), (1, 32), (2, 8)])
     monkeypatch.setattr(decode, "PREFILL", 8)
     monkeypatch.setattr(decode, "HEAD_DIM", 4)
     assert cli.main(["bench", "decode", "--quick", "--out", str(tmp_path / "d.json")]) == 0
     cells = json.loads((tmp_path / "d.json").read_text())["cells"]
-    assert [cell["context"] for cell in cells] == [8, 32]
+    assert [(cell["batch"], cell["context"]) for cell in cells] == [(1, 8), (1, 32), (2, 8)]
     assert all(set(cell["seconds"]) == {"fastmax", "softmax", "copy"} for cell in cells)
     assert "Slowest over fastest context" in capsys.readouterr().out
 

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fastmax
 from fastmax import backends, dropout, ops, reference_attention
+from fastmax.backends import native
 from fastmax.call import Call, Options
 from fastmax.core import similarity, standardize
 from tests.support import fastmax_attention, fastmax_varlen_attention, forced, randn, with_grads
@@ -32,14 +33,15 @@ def seeded(f: Any, **options: Any) -> Any:
 @CAUSAL
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("dense", [True, False])
-def test_it_is_exact(mode: str, order: int, is_causal: bool, dense: bool) -> None:
+def test_it_is_exact(mode: str, order: int, is_causal: bool, dense: bool, backend: str) -> None:
     """GQA, padding, scales per head, lengths that are no multiple of anything; outputs and gradients."""
     q, k, v, scale = randn(2, 4, 37, 3), randn(2, 2, 41, 3), randn(2, 2, 41, 5), torch.rand(4).double() / 8
     options: dict[str, Any] = {"attn_mask": torch.rand(2, 1, 1, 41) > 0.2, "is_causal": is_causal, "order": order}
     options |= {"enable_gqa": True, "dropout_p": 0.3, "dropout_mode": mode}
+    chosen = {"backend": backend}
 
     def actual(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-        return seeded(fastmax_attention, scale=scale, **options)(q, k, v)
+        return seeded(fastmax_attention, scale=scale, **options, **chosen)(q, k, v)
 
     def expected(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         return seeded(reference_attention, scale=scale, **options)(q, k, v)
@@ -54,9 +56,10 @@ def test_it_is_exact(mode: str, order: int, is_causal: bool, dense: bool) -> Non
 @MODES
 @CAUSAL
 @ORDERS
-def test_gradcheck(mode: str, order: int, is_causal: bool) -> None:
+def test_gradcheck(mode: str, order: int, is_causal: bool, backend: str) -> None:
     q, k, v = randn(1, 2, 5, 2, grad=True), randn(1, 1, 4, 2, grad=True), randn(1, 1, 4, 3, grad=True)
     options = {"is_causal": is_causal, "order": order, "scale": 0.2, "dropout_p": 0.3, "dropout_mode": mode}
+    options["backend"] = backend
     with forced(budget=1):
         assert torch.autograd.gradcheck(
             seeded(fastmax_attention, enable_gqa=True, return_state=True, **options), (q, k, v)
@@ -64,11 +67,11 @@ def test_gradcheck(mode: str, order: int, is_causal: bool) -> None:
 
 
 @MODES
-def test_packed_sequences_and_masks(mode: str) -> None:
+def test_packed_sequences_and_masks(mode: str, backend: str) -> None:
     """Positions count through the packed batch: sequences have masks of their own, which agree with the whole's."""
     q, k, v = randn(9, 2, 3, grad=True), randn(10, 2, 3, grad=True), randn(10, 2, 5, grad=True)
     ends_q, ends_k = torch.tensor([0, 5, 9]), torch.tensor([0, 7, 10])
-    options = {"dropout_p": 0.4, "dropout_mode": mode, "scale": 0.3}
+    options = {"dropout_p": 0.4, "dropout_mode": mode, "scale": 0.3, "backend": backend}
     mask = torch.rand(10) > 0.2
     o = seeded(fastmax_varlen_attention, is_causal=True, **options)(q, k, v, ends_q, ends_k, mask)
     torch.manual_seed(7)
@@ -192,15 +195,19 @@ def test_compiled_forward_and_backward_agree(mode: str) -> None:
     torch.compiler.reset()
 
 
-def test_it_falls_to_a_backend_that_can() -> None:
-    q = randn(9, 4)
-    assert fastmax_attention(q, q, q, dropout_p=0.3).shape == (9, 4)
-    for name in backends.NAMES:
-        backend = backends.load(name)
-        if name != "chunked":
-            with pytest.raises(ValueError, match=f'backend="{name}" cannot run this call'):
-                fastmax_attention(q, q, q, dropout_p=0.3, backend=name)
-            assert backend is not None
+@pytest.mark.skipif(not native.levels(), reason=native.describe())
+def test_every_backend_drops_the_same_and_says_what_it_cannot() -> None:
+    q, k, v = (randn(2, 70, 6) for _ in range(3))
+    for mode in dropout.MODES:
+        results = [
+            seeded(fastmax_attention, dropout_p=0.3, dropout_mode=mode, backend=x)(q, k, v) for x in backends.NAMES
+        ]
+        for o in results[1:]:
+            torch.testing.assert_close(o, results[0])
+    assert fastmax_attention(q, k, v, dropout_p=0.3, order=3).shape == (2, 70, 6)
+    with pytest.raises(ValueError, match="order 3 has only the dense form in it, which forms no features to drop"):
+        fastmax_attention(q, k, v, dropout_p=0.3, order=3, backend="native")
+    assert fastmax_attention(q, k, v, dropout_p=0.3, dropout_mode="1d", order=3, backend="native").shape == (2, 70, 6)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ from torch.autograd import forward_ad
 
 from fastmax import _eager_path, fastmax_attention
 from fastmax.backends import native
+from fastmax.call import OutputGrads
+from fastmax.plan import Plan
+from tests.backends.conformance import make, threads
 from tests.support import randn
 
 if not native.levels():
@@ -105,6 +108,26 @@ def test_gradients_are_there_when_they_are_wanted() -> None:
     assert torch.equal(o, plain)
     o.sum().backward()
     assert all(x.grad is not None for x in leaves)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_sum_over_keys_is_kept_for_the_backward_pass(workers: int) -> None:
+    """Where it is small: the gradients are those of a pass that sums again; a causal pass needs every prefix of it."""
+    q, k, v, do = (torch.randn(1, 2, 200, 5, dtype=torch.float64) for _ in range(4))
+    with threads(workers):
+        for is_causal in (False, True):
+            leaves: Any = [x.clone().requires_grad_() for x in (q, k, v)]
+            o = fastmax_attention(*leaves, is_causal=is_causal)
+            kept = [x for x in o.grad_fn.saved_tensors if x is not None]
+            assert ((1, 2, 21, 6) in [tuple(x.shape) for x in kept]) is not is_causal
+            found = torch.autograd.grad(o, leaves, do)
+            call = make(q, k, v, is_causal=is_causal, scale=1.0)
+            o, g, _ = native.forward(call, Plan("factorized"))
+            expected = native.backward(call, Plan("factorized"), o, g, OutputGrads(do, None, None))
+            for actual, other in zip(found, expected[:3], strict=True):
+                torch.testing.assert_close(actual, other, rtol=1e-12, atol=1e-12)
+    short: Any = [x[:, :, :20].clone().requires_grad_() for x in (q, k, v)]
+    assert all(x is None or x.dim() < 4 or x.shape[2] == 20 for x in fastmax_attention(*short).grad_fn.saved_tensors)
 
 
 def test_more_than_plain_arguments_is_never_taken_for_plain() -> None:

@@ -15,7 +15,7 @@ import fastmax
 ROOT = Path(fastmax.__file__).parent
 
 LAYERS: list[list[set[str]]] = [
-    [{"_atomic_file"}, {"_progress"}, {"_settings"}, {"_torch_private"}],
+    [{"_atomic_file", "_tensor_file"}, {"_progress"}, {"_settings"}, {"_torch_private"}],
     [{"core", "features", "dropout", "call", "decay", "both_directions"}, {"data"}],
     [{"plan"}],
     [{"backends"}],
@@ -24,7 +24,7 @@ LAYERS: list[list[set[str]]] = [
     [{"api"}],
     [{"models", "nn", "state", "integrations", "distributed"}],
     [{"fastmax"}],
-    [{"_cells"}, {"baselines"}],
+    [{"_cells", "_roofline"}, {"baselines"}],
     [{"lra"}],
     [{"bench"}, {"report"}],
     [{"reproduce"}],

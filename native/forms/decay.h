@@ -82,11 +82,22 @@ struct DecayChunk {
     return pairs;
   }
 
-  // Rows [sub][columns][W] of queries, in place, by what a state has faded by at them.
-  void fade_queries(T* rows, int columns, int subs) const {
+  // The row of pairs of one token, `other`, with the W from `own` on: by what the earlier of the two has faded at the later.
+  void fade_row(T* row, int64_t own, int64_t other, bool is_later) const {
+    T by[W];
+    for (int64_t w = 0; w < W; w++) {
+      const double x = own + w < count ? (is_later ? c[other] - c[own + w] : c[own + w] - c[other]) : 0;
+      by[w] = (T)(x < 0 ? x : 0);
+    }
+    exp_all(by, W);
+    for (int w = 0; w < W; w += LANES<T>) store(row + w, load(row + w) * load(by + w));
+  }
+
+  // Rows [sub][columns][W] of tokens, in place, by `factors`.
+  void fade_lanes(T* rows, int columns, int subs, const T* factors) const {
     for (int s = 0; s < subs; s++) {
       T by[W];
-      for (int w = 0; w < W; w++) by[w] = s * W + w < count ? since_start[s * W + w] : 1;
+      for (int w = 0; w < W; w++) by[w] = s * W + w < count ? factors[s * W + w] : 1;
       const Vec<T> low = load(by), high = load(by + LANES<T>);
       for (int i = 0; i < columns; i++, rows += W) {
         store(rows, load(rows) * low);
@@ -94,6 +105,8 @@ struct DecayChunk {
       }
     }
   }
+  // Rows [sub][columns][W] of queries, in place, by what a state has faded by at them.
+  void fade_queries(T* rows, int columns, int subs) const { fade_lanes(rows, columns, subs, since_start); }
   // Rows of tokens, in place, each by its factor.
   static void fade_rows(T* rows, int64_t pitch, int columns, const T* factors, int count) {
     for (int n = 0; n < count; n++) multiply_row(rows + n * pitch, factors[n], columns);

@@ -1,10 +1,12 @@
 // The factorized form of one head: what is summed into a state, and what is done with it, chunk by chunk.
 //
 // A state is summed in order for the outputs and the queries' gradients, in reverse for the keys'. When causal, a chunk's
-// own keys are seen in the dense form, and are added to the state behind it.
+// own keys are seen in the dense form, and are added to the state behind it. Where features are dropped the dense form has no
+// shortcut past them: the pairs of a chunk are summed over features too.
 #pragma once
 #include "forms/decay.h"
 #include "forms/keys.h"
+#include "forms/pairs.h"
 #include "forms/queries.h"
 
 #include <initializer_list>
@@ -22,9 +24,12 @@ struct FactorizedForm {
   QueryChunk<T> queries;
   DecayChunk<T> decay;
   bool decays = false;
+  FeatureWords<T> words;
+  PairChunk<T> pairs;  // only where features are dropped
   T *panel, *weights_, *slopes;
-  T *u_transposed, *x_transposed, *d_x_transposed, *d_u_transposed, *d_x, *d_u;  // of keys, only for their gradients
+  T *u_transposed, *u_faded, *x_transposed, *d_x_transposed, *d_u_transposed, *d_x, *d_u;  // of keys, only for their gradients
   Prefetcher prefetcher;
+  const FmCall* call = nullptr;
   double* d_scale = nullptr;  // [groups], added to
 
   FactorizedForm(const Sizes<T>& s, Pass pass) : sizes(s), pass(pass) {}
@@ -33,11 +38,14 @@ struct FactorizedForm {
     keys.take(workspace, sizes, chunk);
     queries.take(workspace, sizes, chunk, pass != Pass::outputs);
     decay.take(workspace, chunk, chunk);
-    panel = workspace.take<T>(max(chunk, Features<T>::GROUP * W) * W);
+    panel = workspace.take<T>(max(chunk, max(Features<T>::GROUP * W, dim)) * W);
+    words.take(workspace, sizes.features);
+    if (sizes.drops) pairs.take(workspace, sizes);
     weights_ = workspace.take<T>(chunk * (pass == Pass::key_grads ? chunk : W));
     if (pass != Pass::key_grads) return;
     slopes = workspace.take<T>(chunk * chunk);
     u_transposed = workspace.take<T>(chunk * columns);
+    if (sizes.drops) u_faded = workspace.take<T>(chunk * columns);
     x_transposed = workspace.take<T>(chunk * dim);
     d_x_transposed = workspace.take<T>(chunk * dim);
     d_u_transposed = workspace.take<T>(chunk * columns);
@@ -47,15 +55,18 @@ struct FactorizedForm {
 
   void add_keys(State<T> state) {
     if (decays) keys.fade_values(decay.until_end);
-    accumulate(sizes.features, state, keys.x, sizes.x_pitch, keys.u, sizes.u_pitch, keys.packed_values(), keys.count, fade(0),
-               panel, prefetcher);
+    accumulate(sizes.features, state, keys.x, sizes.x_pitch, key_masks(), keys.u, sizes.u_pitch, keys.packed_values(),
+               keys.count, fade(0), panel, prefetcher);
   }
   void add_queries(State<T> state, int64_t group) {
     if (decays) decay.fade_rows(queries.w, sizes.u_pitch, sizes.shape.columns, decay.since_start, queries.count);
     queries.pack_grads();
-    accumulate(sizes.features, state, queries.x, sizes.x_pitch, queries.w, sizes.u_pitch, queries.packed_grads(), queries.count,
-               fade(group), panel, prefetcher);
+    accumulate(sizes.features, state, queries.x, sizes.x_pitch, query_masks(), queries.w, sizes.u_pitch,
+               queries.packed_grads(), queries.count, fade(group), panel, prefetcher);
   }
+  FeatureMasks<T> key_masks() const { return keys.dropout.masks(*call, words); }
+  FeatureMasks<T> query_masks() const { return queries.dropout.masks(*call, words); }
+  const DecayChunk<T>* fading() const { return decays ? &decay : nullptr; }
   // What a state fades by over the chunk, once for all query heads that are added to it.
   T fade(int64_t group) const { return decays && group == 0 ? decay.whole : 1; }
   // A state over a chunk where nothing is added to it.
@@ -64,7 +75,10 @@ struct FactorizedForm {
     for (T* part : {state.sum, state.lost})
       if (part) multiply_row(part, decay.whole, (int)sizes.features.size);
   }
-  void load_decay(const Head& h, int64_t begin, int64_t end) {
+  // Before anything else of a chunk.
+  void start(const Head& h, int64_t begin, int64_t end) {
+    call = h.call;
+    words.make(*call, sizes.features);
     decays = DecayChunk<T>::used(*h.call);
     if (decays) decay.load_chunk(h, begin, min(end, h.keys));
   }
@@ -91,7 +105,7 @@ struct FactorizedForm {
   // state += the keys begin:end, of one chunk, or, for the keys' gradients, the queries.
   void add(const Head& h, int64_t begin, int64_t end, State<T> state) {
     prefetch_next(h, begin, 1, pass != Pass::key_grads, pass == Pass::key_grads);
-    load_decay(h, begin, end);
+    start(h, begin, end);
     if (pass == Pass::key_grads) {
       for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
         queries.load_tokens(h, g, begin, min(end, h.queries), true, sizes.wraps);
@@ -108,6 +122,7 @@ struct FactorizedForm {
   // The tokens of one chunk with a state that all of them see.
   void use(const Head& h, int64_t begin, int64_t end, const T* state) {
     prefetch_next(h, begin, 1, pass == Pass::key_grads, pass != Pass::key_grads);
+    start(h, begin, end);
     if (pass == Pass::key_grads) {
       keys.load_tokens(h, begin, end, false);
       read_key_grads(state);
@@ -123,15 +138,19 @@ struct FactorizedForm {
 
   // The tokens of one chunk when causal, walking the state along. `empty`: it is known to be zero; `keep`: it is needed after.
   void walk(const Head& h, int64_t begin, int64_t end, State<T> state, bool empty, bool keep) {
-    load_decay(h, begin, end);
+    start(h, begin, end);
     if (pass == Pass::key_grads) return walk_back(h, begin, end, state, empty, keep);
     prefetch_next(h, begin, 1, true, true);
     keys.load_tokens(h, begin, min(end, h.keys), sizes.wraps);
     keys.pack_values();
     for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
       queries.load_tokens(h, g, begin, min(end, h.queries), pass == Pass::query_grads, false);
-      read_queries(empty ? nullptr : state.sum);
-      for (int s = 0; s < queries.subs && keys.count > 0; s++) dense_queries(s);
+      if (sizes.drops && keys.count > 0) {
+        pair_queries(empty ? nullptr : state.sum);
+      } else {
+        read_queries(empty ? nullptr : state.sum);
+        for (int s = 0; s < queries.subs && keys.count > 0; s++) dense_queries(s);
+      }
       store_queries(h, g);
     }
     if (keys.count > 0 && keep) add_keys(state);
@@ -139,27 +158,39 @@ struct FactorizedForm {
   void walk_back(const Head& h, int64_t begin, int64_t end, State<T> state, bool empty, bool keep) {
     prefetch_next(h, begin, -1, true, true);
     keys.load_tokens(h, begin, min(end, h.keys), false);
-    read_key_grads(empty ? nullptr : state.sum);
+    const T* seen = empty ? nullptr : state.sum;
+    const bool by_pairs = sizes.drops && keys.count > 0 && begin < h.queries;
+    if (by_pairs)
+      start_key_grads();
+    else
+      read_key_grads(seen);
     for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
       queries.load_tokens(h, g, begin, min(end, h.queries), true, sizes.wraps);
-      dense_key_grads();
+      if (by_pairs)
+        pair_keys(g == 0 ? seen : nullptr);
+      else
+        dense_key_grads();
       if (keep) add_queries(state, g);
     }
+    if (by_pairs) store_key_grads();
     if (begin >= h.queries && keep) fade_alone(state);
     keys.store_grads(h, d_x, sizes.dim_pitch, d_u, sizes.u_pitch);
   }
 
   void read_queries(const T* state) {
+    const Others<T>* none = nullptr;
     if (pass == Pass::outputs) {
       if (state)
-        read(sizes.features, state, queries.x_transposed, queries.subs, queries.out, sizes.shape.columns, panel, prefetcher);
+        read(sizes.features, state, queries.x_transposed, query_masks(), queries.subs, queries.out, sizes.shape.columns, none,
+             panel, prefetcher);
       else
         memset(queries.out, 0, (int64_t)queries.subs * sizes.shape.columns * W * sizeof(T));
       if (decays && state) decay.fade_queries(queries.out, sizes.shape.columns, queries.subs);
     } else {
       memset(queries.d_x, 0, (int64_t)queries.subs * sizes.shape.dim * W * sizeof(T));
       if (state)
-        read_vjp(sizes.features, state, queries.x_transposed, queries.w_transposed, queries.subs, queries.d_x, prefetcher);
+        read_vjp(sizes.features, state, queries.x_transposed, query_masks(), queries.w_transposed, queries.subs, queries.d_x,
+                 none, prefetcher);
       if (decays && state) decay.fade_queries(queries.d_x, sizes.shape.dim, queries.subs);
     }
   }
@@ -187,14 +218,46 @@ struct FactorizedForm {
       d_scale[group] += queries.store_grads(h);
   }
 
+  // The same, with the keys of the chunk, where features are dropped.
+  void pair_queries(const T* state) {
+    const int columns = sizes.shape.columns, subs = queries.subs;
+    const Others<T> others = pairs.others(keys.x, sizes.x_pitch, keys.count, key_masks(), false);
+    if (pass == Pass::outputs) {
+      if (!state) memset(queries.out, 0, (int64_t)subs * columns * W * sizeof(T));
+      read(sizes.features, state, queries.x_transposed, query_masks(), subs, queries.out, columns, &others, panel, prefetcher);
+      if (decays && state) decay.fade_queries(queries.out, columns, subs);
+      pairs.hide(others, subs, fading());
+      pairs.add_sums(others, sizes.shape, keys.u, sizes.u_pitch, keys.packed_values(), subs, queries.out);
+    } else {
+      memset(queries.d_x, 0, (int64_t)subs * sizes.shape.dim * W * sizeof(T));
+      pairs.make_grads(others, keys.u, sizes.u_pitch, queries.w_transposed, columns, subs, fading());
+      if (decays && state) decay.fade_queries(queries.w_transposed, columns, subs);
+      read_vjp(sizes.features, state, queries.x_transposed, query_masks(), queries.w_transposed, subs, queries.d_x, &others,
+               prefetcher);
+    }
+  }
+
   // d_x, d_u = the gradients of the keys' chunk from the state, in rows.
   void read_key_grads(const T* state) {
-    const int dim = sizes.shape.dim, columns = sizes.shape.columns, subs = (keys.count + W - 1) / W;
+    const Others<T>* none = nullptr;
     if (!state) {
       memset(d_x, 0, keys.count * sizes.dim_pitch * sizeof(T));
       memset(d_u, 0, keys.count * sizes.u_pitch * sizeof(T));
       return;
     }
+    start_key_grads();
+    const int subs = key_subs();
+    read(sizes.features, state, x_transposed, key_masks(), subs, d_u_transposed, value_channels(), none, panel, prefetcher);
+    read_vjp(sizes.features, state, x_transposed, key_masks(), u_transposed, subs, d_x_transposed, none, prefetcher);
+    store_key_grads();
+    if (!decays) return;
+    decay.fade_rows(d_x, sizes.dim_pitch, sizes.shape.dim, decay.until_end, keys.count);
+    decay.fade_rows(d_u, sizes.u_pitch, sizes.shape.columns, decay.until_end, keys.count);
+  }
+  int key_subs() const { return (keys.count + W - 1) / W; }
+  // Keys and values in columns, and no gradients yet.
+  void start_key_grads() {
+    const int dim = sizes.shape.dim, columns = sizes.shape.columns, subs = key_subs();
     for (int n = keys.count; n < subs * W; n++) {
       memset(keys.x + n * sizes.x_pitch, 0, sizes.x_pitch * sizeof(T));
       memset(keys.u + n * sizes.u_pitch, 0, sizes.u_pitch * sizeof(T));
@@ -204,15 +267,29 @@ struct FactorizedForm {
       transpose_to_channel_major(keys.u + s * W * sizes.u_pitch, sizes.u_pitch, columns, u_transposed + s * columns * W);
     }
     memset(d_x_transposed, 0, (int64_t)subs * dim * W * sizeof(T));
-    read(sizes.features, state, x_transposed, subs, d_u_transposed, value_channels(), panel, prefetcher);
-    read_vjp(sizes.features, state, x_transposed, u_transposed, subs, d_x_transposed, prefetcher);
-    for (int64_t s = 0; s < subs; s++) {
+    if (!sizes.drops) return;
+    memset(d_u_transposed, 0, (int64_t)subs * columns * W * sizeof(T));
+    memcpy(u_faded, u_transposed, (int64_t)subs * columns * W * sizeof(T));
+    if (decays) decay.fade_lanes(u_faded, columns, subs, decay.until_end);
+  }
+  void store_key_grads() {
+    const int dim = sizes.shape.dim, columns = sizes.shape.columns;
+    for (int64_t s = 0; s < key_subs(); s++) {
       transpose_to_token_major(d_x_transposed + s * dim * W, dim, d_x + s * W * sizes.dim_pitch, sizes.dim_pitch);
       transpose_to_token_major(d_u_transposed + s * columns * W, value_channels(), d_u + s * W * sizes.u_pitch, sizes.u_pitch);
     }
-    if (!decays) return;
-    decay.fade_rows(d_x, sizes.dim_pitch, dim, decay.until_end, keys.count);
-    decay.fade_rows(d_u, sizes.u_pitch, columns, decay.until_end, keys.count);
+  }
+  // Adds the gradients of the keys' chunk from the queries of the chunk, and from the state unless it is null, in columns.
+  void pair_keys(const T* state) {
+    const int columns = sizes.shape.columns, subs = key_subs();
+    const Others<T> others = pairs.others(queries.x, sizes.x_pitch, queries.count, query_masks(), true);
+    read(sizes.features, state, x_transposed, key_masks(), subs, d_u_transposed, columns, &others, panel, prefetcher);
+    if (decays && state) decay.fade_lanes(d_u_transposed, columns, subs, decay.until_end);
+    pairs.hide(others, subs, fading());
+    queries.pack_grads();
+    pairs.add_sums(others, sizes.shape, queries.w, sizes.u_pitch, queries.packed_grads(), subs, d_u_transposed);
+    pairs.make_grads(others, queries.w, sizes.u_pitch, u_transposed, columns, subs, fading());
+    read_vjp(sizes.features, state, x_transposed, key_masks(), u_faded, subs, d_x_transposed, &others, prefetcher);
   }
   // Whose gradients are wanted: the denominator's only for that of the decay.
   int value_channels() const { return decays ? sizes.shape.columns : sizes.value_dim; }

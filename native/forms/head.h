@@ -1,8 +1,9 @@
 // One head of one sequence, the sizes of what is made of it, and its tokens as standardized rows.
 #pragma once
+#include "forms/dropout.h"
 #include "forms/workspace.h"
 #include "tiles/dense.h"
-#include "tiles/features.h"
+#include "tiles/primitives.h"
 #include "tiles/standardize.h"
 
 namespace FM_LEVEL {
@@ -25,6 +26,7 @@ struct Sizes {
   Shape<T> shape;
   int value_dim, chunk;
   bool wraps;  // rows are continued cyclically: degree 2 shifts them
+  bool drops;  // features are dropped
   bool packs;  // values are packed where each is used often enough to pay for it
   int64_t x_pitch, u_pitch, dim_pitch;
   Sizes(const FmCall& c, int order)
@@ -33,6 +35,7 @@ struct Sizes {
         value_dim((int)c.value_dim),
         chunk((int)c.chunk),
         wraps(order == 2),
+        drops(drops_features(c)),
         packs(order == 2),
         x_pitch(features.row_pitch()),
         u_pitch(features.head),

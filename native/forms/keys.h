@@ -9,6 +9,7 @@ template <class T>
 struct KeyChunk {
   const Sizes<T>* sizes;
   T *x, *u, *packed, *rstd;
+  TokenDropout<T> dropout;
   int64_t first = 0;
   int count = 0;
 
@@ -18,6 +19,7 @@ struct KeyChunk {
     u = workspace.take<T>(capacity * s.u_pitch);
     packed = workspace.take<T>(capacity * s.shape.columns);
     rstd = workspace.take<T>(capacity);
+    dropout.take(workspace, capacity);
   }
   bool counts(const Head& h, int64_t token) const {
     const FmCall& c = *h.call;
@@ -38,6 +40,8 @@ struct KeyChunk {
       memset(x + n * sizes->x_pitch, 0, sizes->x_pitch * sizeof(T));
       memset(u + n * sizes->u_pitch, 0, sizes->u_pitch * sizeof(T));
     }
+    dropout.load(c, 1, h.batch * c.key_heads + h.key_head, c.keys, token, count);
+    for (int n = 0; dropout.drops && n < count; n++) multiply_row(x + n * sizes->x_pitch, dropout.factors[n], dim);
     for (int n = 0; wrap && n < count; n++) wrap_row(x + n * sizes->x_pitch, dim, sizes->x_pitch);
   }
   void pack_values() {
@@ -56,6 +60,10 @@ struct KeyChunk {
   void store_grads(const Head& h, T* d_x, int64_t d_x_pitch, const T* d_v, int64_t d_v_pitch) const {
     const FmCall& c = *h.call;
     const int dim = sizes->shape.dim, value_dim = sizes->value_dim;
+    for (int n = 0; dropout.drops && n < count; n++) {
+      multiply_row(d_x + n * d_x_pitch, dropout.factors[n], dim);
+      multiply_row(x + n * sizes->x_pitch, 1 / dropout.scale, dim);  // as it was; of a dropped one nothing is needed
+    }
     normalize_vjp(c.normalize, d_x, d_x_pitch, (const T*)x, sizes->x_pitch, (const T*)rstd, count, dim);
     for (int n = 0; n < count; n++) {
       T* dn = d_x + n * d_x_pitch;

@@ -10,6 +10,7 @@ struct QueryChunk {
   static constexpr int W = WIDE<T>;
   const Sizes<T>* sizes;
   T *x, *x_transposed, *out, *rstd;                   // x_transposed: [sub][dim][W], out: [sub][columns][W]
+  TokenDropout<T> dropout;
   T *hat, *w, *w_transposed, *packed, *d_x, *d_rows;  // only for gradients
   int64_t first = 0, head = 0;
   int count = 0, subs = 0;
@@ -21,6 +22,7 @@ struct QueryChunk {
     x_transposed = workspace.take<T>(capacity * s.shape.dim);
     out = workspace.take<T>(capacity * s.shape.columns);
     rstd = workspace.take<T>(capacity);
+    dropout.take(workspace, capacity);
     d_rows = workspace.take<T>(W * max(s.u_pitch, s.dim_pitch));
     if (!grads) return;
     hat = workspace.take<T>(capacity * s.dim_pitch);
@@ -43,6 +45,7 @@ struct QueryChunk {
     count = (int)max(0, end - begin);
     subs = (count + W - 1) / W;
     load_vectors(c, c.q, at(c.q, h.batch, head, h.query_start + begin), count, *sizes, grads ? (T)1 : scale, x, rstd);
+    dropout.load(c, 0, h.batch * c.query_heads + head, c.queries, h.query_start + begin, count);
     if (grads) load_output_grads(h);
     for (int n = count; n < subs * W; n++) {  // fills the last sub-chunk; w is zero there, so it adds nothing
       memset(x + n * sizes->x_pitch, 0, sizes->x_pitch * sizeof(T));
@@ -52,6 +55,7 @@ struct QueryChunk {
       T* xn = x + n * sizes->x_pitch;
       if (grads) memcpy(hat + n * sizes->dim_pitch, xn, dim * sizeof(T));
       if (grads) multiply_row(xn, scale, dim);
+      if (dropout.drops) multiply_row(xn, dropout.factors[n], dim);
       if (wrap) wrap_row(xn, dim, sizes->x_pitch);
     }
     for (int s = 0; s < subs; s++) {
@@ -121,6 +125,7 @@ struct QueryChunk {
       const int rows = (int)min(W, count - s * W);
       for (int w = 0; w < rows; w++) {
         T* dn = d_rows + w * sizes->dim_pitch;
+        if (dropout.drops) multiply_row(dn, dropout.factors[s * W + w], dim);
         if (c.d_head_scale) d_scale += dot(dn, hat + (s * W + w) * sizes->dim_pitch, dim);
         multiply_row(dn, scale, dim);
       }

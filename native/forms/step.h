@@ -28,74 +28,80 @@ struct Joining {
   T fade;
 };
 
-// out[V] = q^T rows, for V vectors of columns that stay in registers; tokens that join are added to the rows first. `fade`
-// is 1 and u is 0 in lanes of the rows that another call has in its care.
-template <class T, int V, bool Joins>
-FM_INLINE void read_columns(T* rows, int64_t pitch, int count, const T* q, const Joining<T>& joining, const T* u, Vec<T> fade,
-                            Vec<T> (&total)[V]) {
-  constexpr int L = LANES<T>;
+// How many tokens join: none, four whose values stay in registers, or any number.
+enum { NONE = 0, FOUR = 4, ANY = -1 };
+
+// out += q^T rows, for V vectors of columns and, if Last, the one column behind them, all in registers; tokens that join are
+// added to the rows first. The sum over these rows is taken by itself: two levels lose less.
+template <class T, int V, bool Last, int Joins>
+FM_INLINE void read_columns(T* rows, int64_t pitch, int count, const T* q, const Joining<T>& joining, const T* u, T* out) {
+  constexpr int L = LANES<T>, END = V * L;
+  const Vec<T> fade = broadcast(joining.fade);
+  Vec<T> values[4][V ? V : 1], total[V ? V : 1];
+  T last_total = 0;
 #pragma GCC unroll 8
   for (int i = 0; i < V; i++) total[i] = Vec<T>{};
+  if (Joins == FOUR)
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; n++)
+#pragma GCC unroll 8
+      for (int i = 0; i < V; i++) values[n][i] = load(u + n * joining.u_pitch + i * L);
   for (int r = 0; r < count; r++, rows += pitch) {
-    Vec<T> row[V];
+    Vec<T> row[V ? V : 1];
+    T last = Last ? rows[END] : 0;
 #pragma GCC unroll 8
     for (int i = 0; i < V; i++) row[i] = load(rows + i * L);
-    if (Joins) {
+    if (Joins != NONE) {
+      last *= joining.fade;
 #pragma GCC unroll 8
       for (int i = 0; i < V; i++) row[i] *= fade;
-      const T *k = joining.k + r, *value = u;
-      for (int n = 0; n < joining.tokens; n++, k += joining.k_pitch, value += joining.u_pitch) {
-        const Vec<T> by = broadcast(*k);
+    }
+    if (Joins == FOUR)
+#pragma GCC unroll 4
+      for (int n = 0; n < 4; n++) {
+        const T k = joining.k[n * joining.k_pitch + r];
+        if (Last) last += k * u[n * joining.u_pitch + END];
+        const Vec<T> by = broadcast(k);
 #pragma GCC unroll 8
-        for (int i = 0; i < V; i++) row[i] += by * load(value + i * L);
+        for (int i = 0; i < V; i++) row[i] += by * values[n][i];
       }
+    if (Joins == ANY)
+      for (int n = 0; n < joining.tokens; n++) {
+        const T k = joining.k[n * joining.k_pitch + r];
+        if (Last) last += k * u[n * joining.u_pitch + END];
+        const Vec<T> by = broadcast(k);
+#pragma GCC unroll 8
+        for (int i = 0; i < V; i++) row[i] += by * load(u + n * joining.u_pitch + i * L);
+      }
+    if (Joins != NONE) {
+      if (Last) rows[END] = last;
 #pragma GCC unroll 8
       for (int i = 0; i < V; i++) store(rows + i * L, row[i]);
     }
+    if (Last) last_total += q[r] * last;
     const Vec<T> by = broadcast(q[r]);
 #pragma GCC unroll 8
     for (int i = 0; i < V; i++) total[i] += by * row[i];
   }
+  if (Last) out[END] += last_total;
+#pragma GCC unroll 8
+  for (int i = 0; i < V; i++) store(out + i * L, load(out + i * L) + total[i]);
 }
-// out += q^T rows. The sum over these rows is taken by itself: two levels lose less. Columns that fill no vector are the end of
-// one that overlaps the vector before; its other lanes are neither changed nor counted. Joining tokens have their u twice, for
-// whole vectors and, from `columns` rounded up on, for that last one: zeros in the lanes that are not its own.
-template <class T, bool Joins>
+// All columns: whole vectors, four at a time, the denominator's with the last of them, others one by one.
+template <class T, int Joins>
 void read_rows(T* rows, int columns, int count, const T* q, const Joining<T>& joining, T* out) {
   constexpr int L = LANES<T>;
-  const Vec<T> fade = broadcast(joining.fade);
   int j = 0;
-  const auto whole = [&](auto vectors) {
-    constexpr int V = decltype(vectors)::value;
-    Vec<T> total[V];
-    read_columns<T, V, Joins>(rows + j, columns, count, q, joining, joining.u + j, fade, total);
-#pragma GCC unroll 8
-    for (int i = 0; i < V; i++, j += L) store(out + j, load(out + j) + total[i]);
+  const auto some = [&](auto vectors, auto last) {
+    constexpr int V = decltype(vectors)::value, Last = decltype(last)::value;
+    read_columns<T, V, Last, Joins>(rows + j, columns, count, q, joining, joining.u + j, out + j);
+    j += V * L + Last;
   };
-  while (j + 4 * L <= columns) whole(Int<4>{});
-  while (j + L <= columns) whole(Int<1>{});
-  if (j == columns) return;
-  if (columns >= L) {
-    T lanes[L];
-    for (int i = 0; i < L; i++) lanes[i] = i < L - (columns - j) ? 1 : joining.fade;
-    Vec<T> total[1];
-    read_columns<T, 1, Joins>(rows + columns - L, columns, count, q, joining, joining.u + round_up(columns, L), load(lanes), total);
-    store(lanes, total[0]);
-    for (int i = L - (columns - j); i < L; i++, j++) out[j] += lanes[i];
-    return;
-  }
-  for (; j < columns; j++) {
-    T total = 0;
-    for (int r = 0; r < count; r++) {
-      T& row = rows[(int64_t)r * columns + j];
-      if (Joins) {
-        row *= joining.fade;
-        for (int n = 0; n < joining.tokens; n++) row += joining.k[n * joining.k_pitch + r] * joining.u[n * joining.u_pitch + j];
-      }
-      total += q[r] * row;
-    }
-    out[j] += total;
-  }
+  while (columns - j > 4 * L + 1) some(Int<4>{}, Int<0>{});
+  if (columns - j == 4 * L + 1) some(Int<4>{}, Int<1>{});
+  if (columns - j == 2 * L + 1) some(Int<2>{}, Int<1>{});
+  while (columns - j >= L) some(Int<1>{}, Int<0>{});
+  while (columns - j > 0) some(Int<0>{}, Int<1>{});
 }
 
 // f(s) = sum of s^l / l! of one number.

@@ -1,6 +1,7 @@
 // Refuses a call that the kernels have no code for, so that nothing below needs an answer to a value it does not know.
 #pragma once
 #include "api.h"
+#include "forms/dropout.h"
 #include "tiles/convert.h"
 
 namespace FM_LEVEL {
@@ -23,6 +24,15 @@ FM_INLINE int check_form(int64_t form, int64_t order) {
   return order >= 1 && order <= (form == FM_DENSE ? 4 : 2) ? FM_OK : FM_BAD_ORDER;
 }
 
+inline int check_dropout(const FmCall& c) {
+  if (c.dropout < FM_NO_DROPOUT || c.dropout > FM_QUADRATIC || c.dropped < 0 || c.dropped >= 1 << 16) return FM_BAD_DROPOUT;
+  if (c.dropout != FM_NO_DROPOUT && !c.dropout_seed) return FM_BAD_DROPOUT;
+  if (!drops_features(c)) return FM_OK;
+  for (int64_t i = 0; i < (c.forms ? c.sequences : 1); i++)
+    if ((c.forms ? c.forms[i] : c.form) != FM_FACTORIZED) return FM_BAD_DROPOUT;
+  return FM_OK;
+}
+
 inline int check(const FmCall& c) {
   if (const int status = check_numbers(c.type, c.head_dim, c.value_dim)) return status;
   if (const int status = check_tensors({&c.q, &c.k, &c.v, &c.o, &c.g, &c.d_o, &c.d_g, &c.d_q, &c.d_k, &c.d_v})) return status;
@@ -30,6 +40,7 @@ inline int check(const FmCall& c) {
   if (c.d_decay.data && c.d_decay.type != c.type) return FM_BAD_DECAY;
   if (c.g.data && c.g.type != c.type) return FM_BAD_TYPE;
   if (c.normalize < FM_AS_IT_IS || c.normalize > FM_RMS) return FM_BAD_NORMALIZE;
+  if (const int status = check_dropout(c)) return status;
   if (c.chunk < 1 || c.chunk > MAX_CHUNK || c.chunk % 32 != 0) return FM_BAD_CHUNK;
   if (!c.forms) return check_form(c.form, c.order);
   for (int64_t i = 0; i < c.sequences; i++)
@@ -42,7 +53,7 @@ inline int check(const FmStep& c) {
   if (c.normalize < FM_AS_IT_IS || c.normalize > FM_RMS) return FM_BAD_NORMALIZE;
   if (c.recent_count < 0 || c.recent_count - c.fold >= c.recent_capacity || !c.recent_k || !c.recent_u) return FM_BAD_CHUNK;
   if (c.fold < 0 || c.fold > c.recent_count || (c.fold && !c.total)) return FM_BAD_CHUNK;
-  if (!c.log_decay.data != !c.recent_decay || (c.log_decay.data && c.log_decay.type != c.type)) return FM_BAD_DECAY;
+  if (!c.log_decay.data != !c.recent_decay || (c.total_decay && !c.recent_decay) || (c.log_decay.data && c.log_decay.type != c.type)) return FM_BAD_DECAY;
   return check_form(c.total ? FM_FACTORIZED : FM_DENSE, c.order);
 }
 

@@ -24,6 +24,7 @@ class FactorizedPass {
         sizes(call, (int)call.order),
         size(round_up(sizes.features.size, 64)),
         reverse(pass == Pass::key_grads),
+        is_summed(pass == Pass::query_grads && !call.is_causal && call.state_is_total),
         is_long(max(call.queries, call.keys) > LONG * sizes.chunk * heads.segments),
         bundle(heads.segments > 1 ? 1 : bundled_heads()),
         bundles((call.key_heads + bundle - 1) / bundle) {}
@@ -51,7 +52,7 @@ class FactorizedPass {
   double* d_scale;
   const Sizes<T> sizes;
   const int64_t size;  // of a state
-  const bool reverse, is_long;
+  const bool reverse, is_summed, is_long;  // is_summed: `from` is what the sum would be
   const int64_t bundle, bundles;
   T* states = nullptr;  // [heads][1 + segments][size]: the total, and one of each segment
 
@@ -156,7 +157,7 @@ class FactorizedPass {
       const Head head = pass.heads.head(first);  // all of them have its length
       worker.forget_losses();
       for (int64_t n = 0; n < count; n++) pass.load_state(first + n, worker.state(n).sum);
-      if (!pass.call.is_causal) sum(worker, first, count, pass.chunks(pass.tokens_summed(head), 0));
+      if (!pass.call.is_causal && !pass.is_summed) sum(worker, first, count, pass.chunks(pass.tokens_summed(head), 0));
       if (!pass.call.is_causal) store(worker, first, count);
       use(worker, first, count, pass.chunks(pass.tokens_used(head), 0));
       if (pass.call.is_causal) store(worker, first, count);
@@ -191,7 +192,7 @@ class FactorizedPass {
         worker.form.add(head, chunks[c].begin, chunks[c].end, worker.state_at(pass.state_of(i, part)));
     }
   };
-  bool sum_segments() { return run_parallel(pool, heads.count * heads.segments, SumSegment{*this}); }
+  bool sum_segments() { return is_summed || run_parallel(pool, heads.count * heads.segments, SumSegment{*this}); }
 
   // Adds up the sums of a head's segments. When causal, each becomes the sum of what comes before it.
   struct ScanHead {

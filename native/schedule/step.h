@@ -115,14 +115,16 @@ class Step {
       joining.k = worker.joining_k + a;
       for (int64_t g = 0; g < groups; g++) {
         const T* phi = worker.phi + g * features + a;
-        if (joining.tokens && g == 0)
-          read_rows<T, true>(total + a * columns, columns, count, phi, joining, out);
+        if (joining.tokens == 0 || g != 0)
+          read_rows<T, NONE>(total + a * columns, columns, count, phi, joining, out + g * pitch);
+        else if (joining.tokens == FOUR)
+          read_rows<T, FOUR>(total + a * columns, columns, count, phi, joining, out);
         else
-          read_rows<T, false>(total + a * columns, columns, count, phi, joining, out + g * pitch);
+          read_rows<T, ANY>(total + a * columns, columns, count, phi, joining, out);
       }
     }
   }
-  int64_t joining_pitch() const { return round_up(columns, LANES<T>) + LANES<T>; }
+  int64_t joining_pitch() const { return round_up(columns, LANES<T>); }
   // The oldest recent tokens, and what each is worth when the last of them has come.
   Joining<T> load_joining(Worker& worker, int64_t i) const {
     const int tokens = features ? (int)call.fold : 0;
@@ -130,11 +132,9 @@ class Step {
     for (int n = tokens; n-- > 0;) {
       public_features(recent_k(i) + n * dim, dim, (int)call.order, worker.joining_k + n * features);
       const T* u = recent_u(i) + n * columns;
-      T *to = worker.joining_u + n * joining_pitch(), *last = to + round_up(columns, LANES<T>);
+      T* to = worker.joining_u + n * joining_pitch();
       const T fade = decays() ? exp_of_negative<T>(since) : 1;
       for (int j = 0; j < columns; j++) to[j] = fade * u[j];
-      if (columns >= LANES<T>)  // see read_rows
-        for (int j = 0; j < LANES<T>; j++) last[j] = j < LANES<T> - columns % LANES<T> ? 0 : to[columns - LANES<T> + j];
       if (decays()) since += (double)recent_decay(i)[n];
     }
     const T fade = decays() && tokens ? exp_of_negative<T>(since) : 1;
@@ -156,6 +156,7 @@ class Step {
   // Of recent tokens before the new one.
   int64_t kept() const { return call.recent_count - call.fold; }
   void drop_oldest(int64_t i) const {
+    for (int64_t n = 0; call.total_decay && n < call.fold; n++) call.total_decay[i] += (double)recent_decay(i)[n];
     memmove(recent_k(i), recent_k(i) + call.fold * dim, kept() * dim * sizeof(T));
     memmove(recent_u(i), recent_u(i) + call.fold * columns, kept() * columns * sizeof(T));
     if (decays()) memmove(recent_decay(i), recent_decay(i) + call.fold, kept() * sizeof(T));
@@ -195,7 +196,7 @@ class Step {
       }
     for (int64_t n = 0; n < count; n += ROWS_AT_ONCE)
       for (int64_t g = 0; g < groups; g++)
-        read_rows<T, false>(recent_u(i) + n * columns, columns, (int)min(ROWS_AT_ONCE, count - n), worker.weights + g * count + n,
+        read_rows<T, NONE>(recent_u(i) + n * columns, columns, (int)min(ROWS_AT_ONCE, count - n), worker.weights + g * count + n,
                             Joining<T>{}, out + g * pitch);
   }
   void store_output(int64_t i, int64_t g, T* total) const {

@@ -1,4 +1,4 @@
-// Monomials by cyclic diagonals, and the three primitives on a state: accumulate, read and read's gradient.
+// Monomials by cyclic diagonals: the features of tokens, in rows and in columns, and the layout of a state.
 //
 // Degree 2 has the features x_m x_(m+d mod D), m = 0 .. D-1, for d = 0 .. D/2 (of the last diagonal only half, if D is even):
 // each pair of channels once. A diagonal is the product of a token with a shifted copy of itself, so WIDE features of
@@ -7,8 +7,9 @@
 // by side, [Dv + 1][D], so that they are read in one go.
 // A square is scaled by 1 / sqrt(2), as in the public layout of a state, so that the layouts differ in nothing but order.
 #pragma once
-#include "simd/prefetch.h"
+#include "api.h"
 #include "simd/transpose.h"
+#include "tiles/dropout.h"
 
 namespace FM_LEVEL {
 
@@ -23,6 +24,7 @@ template <class T>
 struct Features {
   static constexpr int W = WIDE<T>;
   static constexpr int GROUP = W < 64 ? 64 / W : 1;  // blocks used together: their part of the state stays in the cache
+  static constexpr int MOST = GROUP > FM_MAX_DIM / W + 1 ? GROUP : FM_MAX_DIM / W + 1;  // or linear ones
   int dim, columns, order;
   int blocks, linear;  // blocks in all, and of degree 1: these come first
   int64_t head;        // the constant feature lies in front of the blocks
@@ -74,155 +76,63 @@ void pack(const T* u, int64_t pitch, int tokens, int columns, T* out) {
   }
 }
 
-// A sum over keys, and what its additions have lost to rounding; null where they are too few for that to matter.
-template <class T>
-struct State {
-  T *sum, *lost;
-};
-
-// state = state * fade + phi(x)^T u. `packed` is u packed, or null: then u is used as it is.
-template <class T>
-void accumulate(const Features<T>& f, State<T> state, const T* x, int64_t x_pitch, const T* u, int64_t u_pitch, const T* packed,
-                int tokens, T fade, T* panel, Prefetcher& prefetcher) {
+// The features of a block in rows, [tokens][W], those that dropout leaves.
+template <class T, bool Drops>
+void row_features(const Features<T>& f, int b, const T* x, int64_t x_pitch, int tokens, const FeatureMasks<T>& masks, T* out) {
   constexpr int W = WIDE<T>, L = LANES<T>;
-  for (int64_t j = 0; j < f.head; j += W) {
-    Vec<T> a{}, b{};
-    for (int n = 0; n < tokens; n++) a += load(u + n * u_pitch + j), b += load(u + n * u_pitch + j + L);
-    Vec<T> total[1][2] = {{a, b}};
-    add_tile(total, state.sum + j, state.lost ? state.lost + j : nullptr, W, fade);
+  const Block block = f.block(b);
+  const T *left = x + block.first, *right = left + block.shift;
+  const bool is_linear = block.shift < 0;
+  Words<T> low{}, high{};
+  if constexpr (Drops) low = load_words<T>(masks.features + b * W), high = load_words<T>(masks.features + b * W + L);
+  for (int n = 0; n < tokens; n++, left += x_pitch, right += x_pitch, out += W) {
+    Vec<T> a = load(left), c = load(left + L);
+    if (!is_linear) a *= load(right), c *= load(right + L);
+    if constexpr (Drops) {
+      const TokenWords<T> token = masks.token(n);
+      a = kept(masks, a, low, token), c = kept(masks, c, high, token);
+    }
+    store(out, a), store(out + L, c);
   }
-  const Tiles tiles(f.columns);
-  for (int i = 0; i < f.blocks; i++) {
-    const Block block = f.block(i);
-    const T* phi = x + block.first;
-    int64_t step = x_pitch;
+  for (T* square = out - (int64_t)tokens * W; block.shift == 0 && square < out; square++) *square *= (T)ROOT_HALF;
+}
+template <class T>
+void row_features(const Features<T>& f, int b, const T* x, int64_t x_pitch, int tokens, const FeatureMasks<T>& masks, T* out) {
+  if (masks.drop(b < f.linear))
+    row_features<T, true>(f, b, x, x_pitch, tokens, masks, out);
+  else
+    row_features<T, false>(f, b, x, x_pitch, tokens, masks, out);
+}
+
+// The features of a block in columns, [lanes][W], of the sub-chunk x, [dim][W]. Returns where they end.
+template <class T, bool Drops>
+T* column_features(const Features<T>& f, int b, const Block& block, const T* x, const FeatureMasks<T>& masks, int64_t sub,
+                   T* out) {
+  constexpr int W = WIDE<T>, L = LANES<T>;
+  TokenWords<T> low{}, high{};
+  if constexpr (Drops) low = masks.tokens(sub * W), high = masks.tokens(sub * W + L);
+  for (int lane = 0; lane < block.lanes; lane++, out += W) {
+    const T* left = x + (block.first + lane) * W;
+    Vec<T> a = load(left), c = load(left + L);
     if (block.shift >= 0) {
-      const T* y = phi + block.shift;
-      for (int n = 0; n < tokens; n++) {
-        store(panel + n * W, load(phi + n * x_pitch) * load(y + n * x_pitch));
-        store(panel + n * W + L, load(phi + n * x_pitch + L) * load(y + n * x_pitch + L));
-      }
-      for (int n = 0; block.shift == 0 && n < tokens * W; n++) panel[n] *= (T)ROOT_HALF;
-      phi = panel, step = W;
+      const int other = block.first + lane + block.shift;
+      const T* right = x + (other < f.dim ? other : other - f.dim) * W;
+      a *= load(right), c *= load(right + L);
     }
-    T *s = state.sum + f.offset(i), *lost = state.lost ? state.lost + f.offset(i) : nullptr;
-    const int64_t pitch = f.pitch(i);
-    const T* a = packed ? packed : u;
-    for (int t = 0; t < tiles.count; t++) {
-      const int rows = tiles.rows(t);
-      for (int r = 0; r < rows; r++) __builtin_prefetch(s + r * pitch, 1);
-      prefetcher.prefetch_part(f.blocks * tiles.count);
-      with_rows(rows, [&](auto R) __attribute__((always_inline)) {
-        constexpr int n = decltype(R)::value;
-        Vec<T> acc[n][2];
-        clear<T, n>(acc);
-        multiply<T, n>(acc, a, packed ? n : u_pitch, 1, phi, step, tokens);
-        add_tile<T, n>(acc, s, lost, pitch, fade);
-      });
-      s += rows * pitch;
-      if (lost) lost += rows * pitch;
-      a += packed ? (int64_t)rows * tokens : rows;
+    if constexpr (Drops) {
+      const Words<T> feature = broadcast_word<T>(masks.features[b * W + lane]);
+      a = kept(masks, a, feature, low), c = kept(masks, c, feature, high);
     }
+    store(out, a), store(out + L, c);
   }
+  for (T* square = out - block.lanes * W; block.shift == 0 && square < out; square++) *square *= (T)ROOT_HALF;
+  return out;
 }
-
-// out[sub] = (phi(x) state)^T, [columns][W], for each sub-chunk of W tokens that x[sub], [dim][W], holds.
 template <class T>
-void read(const Features<T>& f, const T* state, const T* x, int subs, T* out, int columns, T* panel, Prefetcher& prefetcher) {
-  constexpr int W = WIDE<T>, L = LANES<T>;
-  const Tiles tiles(columns);
-  for (int64_t sub = 0; sub < subs; sub++)
-    for (int t = 0; t < tiles.count; t++) {
-      const int first = tiles.start(t);
-      prefetcher.prefetch_part(subs * tiles.count);
-      with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
-        constexpr int n = decltype(R)::value;
-        Vec<T> acc[n][2];
-#pragma GCC unroll 16
-        for (int r = 0; r < n; r++) acc[r][0] = acc[r][1] = broadcast(state[first + r]);
-        multiply<T, n>(acc, state + f.offset(0) + first * f.pitch(0), 1, f.pitch(0), x + sub * f.dim * W, W, f.dim);
-        store_tile<T, n>(acc, out + (sub * f.columns + first) * W, W);
-      });
-    }
-  for (int i = f.linear, stop; i < f.blocks; i = stop) {
-    stop = (int)min(i + f.GROUP, f.blocks);
-    Block group[f.GROUP];
-    for (int b = i; b < stop; b++) group[b - i] = f.block(b);
-    for (int64_t sub = 0; sub < subs; sub++) {
-      const T* xs = x + sub * f.dim * W;
-      T* p = panel;
-      for (int b = i; b < stop; b++) {
-        const Block block = group[b - i];
-        for (int lane = 0; lane < block.lanes; lane++, p += W) {
-          const int other = block.first + lane + block.shift;
-          const T *left = xs + (block.first + lane) * W, *right = xs + (other < f.dim ? other : other - f.dim) * W;
-          store(p, load(left) * load(right)), store(p + L, load(left + L) * load(right + L));
-        }
-        for (T* square = p - block.lanes * W; block.shift == 0 && square < p; square++) *square *= (T)ROOT_HALF;
-      }
-      for (int t = 0; t < tiles.count; t++) {
-        T* o = out + (sub * f.columns + tiles.start(t)) * W;
-        with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
-          constexpr int n = decltype(R)::value;
-          Vec<T> acc[n][2];
-          clear<T, n>(acc);
-          const T* phi = panel;
-          for (int b = i; b < stop; b++) {
-            const int lanes = group[b - i].lanes;
-            multiply<T, n>(acc, state + f.offset(b) + tiles.start(t) * W, 1, W, phi, W, lanes);
-            phi += lanes * W;
-          }
-          add_tile<T, n>(acc, o, W);
-        });
-      }
-    }
-  }
-}
-
-// d_x[sub] += J_phi(x)^T (state w): the gradient of x from that of read(x), which is w[sub], [columns][W].
-template <class T>
-void read_vjp(const Features<T>& f, const T* state, const T* x, const T* w, int subs, T* d_x, Prefetcher& prefetcher) {
-  constexpr int W = WIDE<T>, L = LANES<T>;
-  for (int i = 0; i < f.blocks; i += f.GROUP) {
-    const int stop = (int)min(i + f.GROUP, f.blocks);
-    Block group[f.GROUP];
-    for (int b = i; b < stop; b++) group[b - i] = f.block(b);
-    for (int64_t sub = 0; sub < subs; sub++) {
-      const T *xs = x + sub * f.dim * W, *ws = w + sub * f.columns * W;
-      T* ds = d_x + sub * f.dim * W;
-      for (int b = i; b < stop; b++) {
-        const Block block = group[b - i];
-        const Tiles tiles(block.lanes);
-        prefetcher.prefetch_part(subs * f.blocks);
-        for (int t = 0; t < tiles.count; t++) {
-          const int first = block.first + tiles.start(t);
-          with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
-            constexpr int n = decltype(R)::value;
-            Vec<T> acc[n][2];
-            clear<T, n>(acc);
-            multiply<T, n>(acc, state + f.offset(b) + tiles.start(t), f.pitch(b), 1, ws, W, f.columns);
-#pragma GCC unroll 16
-            for (int r = 0; r < n; r++) {
-              T* left = ds + (first + r) * W;
-              if (block.shift < 0) {
-                store(left, load(left) + acc[r][0]), store(left + L, load(left + L) + acc[r][1]);
-                continue;
-              }
-              int other = first + r + block.shift;
-              if (other >= f.dim) other -= f.dim;
-              if (block.shift == 0) acc[r][0] *= (T)ROOT_HALF, acc[r][1] *= (T)ROOT_HALF;
-              const T* y = xs + other * W;
-              store(left, load(left) + acc[r][0] * load(y)), store(left + L, load(left + L) + acc[r][1] * load(y + L));
-              const T* z = xs + (first + r) * W;
-              T* right = ds + other * W;
-              store(right, load(right) + acc[r][0] * load(z));
-              store(right + L, load(right + L) + acc[r][1] * load(z + L));
-            }
-          });
-        }
-      }
-    }
-  }
+T* column_features(const Features<T>& f, int b, const Block& block, const T* x, const FeatureMasks<T>& masks, int64_t sub,
+                   T* out) {
+  return masks.drop(b < f.linear) ? column_features<T, true>(f, b, block, x, masks, sub, out)
+                                  : column_features<T, false>(f, b, block, x, masks, sub, out);
 }
 
 // A state in the public layout, (F, columns), and in blocks: calls move(rows, count, at, pitch) for up to LANES features of a block

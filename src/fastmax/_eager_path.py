@@ -109,20 +109,20 @@ class _Again(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, prepared: Prepared, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Any:
-        o, g = prepared.forward_for_grads(q, k, v, log_decay)
+        o, g, total = prepared.forward_for_grads(q, k, v, log_decay)
         ctx.prepared = prepared
-        ctx.save_for_backward(q, k, v, log_decay, o, g)
+        ctx.save_for_backward(q, k, v, log_decay, o, g, total)
         return o
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        q, k, v, log_decay, o, g = ctx.saved_tensors
+        q, k, v, log_decay, o, g, total = ctx.saved_tensors
         if _watched(grads):
             call = ctx.prepared.call(q, k, v, log_decay)
             all_of_them = InputGrads(*ops.backward(o, g, None, grads[0], None, None, *call.flatten()))
             found: Any = *all_of_them[:3], None if log_decay is None else all_of_them.log_decay
         else:
-            found = ctx.prepared.backward(q, k, v, log_decay, o, g, grads[0])
+            found = ctx.prepared.backward(q, k, v, log_decay, o, g, total, grads[0])
         return None, *found
 
 

@@ -31,11 +31,11 @@ _KNOWN = None not in (_functorch_level, _dispatch_modes, _function_modes, _traci
 )
 
 
-def watchers(tensors: Sequence[Tensor]) -> int:
+def watchers(tensors: Sequence[Tensor], *, on_gpus_too: bool = False) -> int:
     """Who has to see an op on these tensors. For nobody it need not be one: dispatching takes longer than a short attention.
 
-    NOBODY: plain tensors on the CPU that no autograd, compiler, tracer, transform, mode or profiler follows. AUTOGRAD: the
-    same but for gradients. TRANSFORM: a torch.func transform is at work. OTHERS: anything else.
+    NOBODY: plain tensors on the CPU (or on a GPU, if these count too) that no autograd, compiler, tracer, transform, mode or
+    profiler follows. AUTOGRAD: the same but for gradients. TRANSFORM: a torch.func transform is at work. OTHERS: all else.
     """
     if torch.compiler.is_compiling() or not _KNOWN:
         return OTHERS
@@ -48,8 +48,10 @@ def watchers(tensors: Sequence[Tensor]) -> int:
         kind = type(x)
         if kind is not Tensor and kind is not torch.nn.Parameter:
             return OTHERS
+        if not (x.is_cpu or (on_gpus_too and x.is_cuda)):
+            return OTHERS
         # the dispatcher would resolve a pending negation or zeros that are not there yet, and refuse an unknown layout
-        if not x.is_cpu or x.layout is not torch.strided or x.is_neg() or x.is_nested or x._is_zerotensor():
+        if x.layout is not torch.strided or x.is_neg() or x.is_nested or x._is_zerotensor():
             return OTHERS
         if graded and x.requires_grad:
             found = AUTOGRAD
@@ -57,7 +59,7 @@ def watchers(tensors: Sequence[Tensor]) -> int:
 
 
 def unwatched(*tensors: Tensor) -> bool:
-    return watchers(tensors) == NOBODY
+    return watchers(tensors, on_gpus_too=True) == NOBODY
 
 
 def has_tangent(tensors: Sequence[Tensor]) -> bool:
@@ -83,3 +85,8 @@ def assert_later(condition: Tensor, message: str) -> None:
     check = _symbol("_assert_async")
     if check is not None:
         check(condition, message)
+
+
+def assert_on_device(condition: Tensor, message: str) -> None:
+    """Of a condition on a GPU: nothing waits for it; where it does not hold, the device stops with the message."""
+    torch._assert_async(condition, message)

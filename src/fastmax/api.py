@@ -1,14 +1,15 @@
 """fastmax_attention and fastmax_varlen_attention: options into one object, checks, then the shortest way that is allowed."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from torch import Tensor
 
 from fastmax import _eager_path, dropout, ops, validation
 from fastmax._torch_private import AUTOGRAD, TRANSFORM, watchers
-from fastmax.both_directions import attend_both_ways
-from fastmax.call import Options, bind, output_dtype
+from fastmax.both_directions import Outputs, attend_both_ways
+from fastmax.call import Call, Lead, Options, bind, output_dtype
 from fastmax.core import default_scale
 from fastmax.plan import RULE, Plan
 
@@ -90,7 +91,7 @@ def fastmax_attention(
             may be combined with `is_causal`. What a masked key holds does not matter, be it NaN. A query with no key left
             gives zeros.
         dropout_p: the rate at which factorized terms are dropped, in [0, 1), by `dropout_mode`. As in SDPA, it is applied
-            whenever it is not 0: pass 0 in evaluation. Runs on the chunked backend.
+            whenever it is not 0: pass 0 in evaluation.
         is_causal: query i sees the keys j <= i, aligned at the top left if Nq != Nk, and all of `initial_state`.
         order: the degree of the polynomial, 1 to 4.
         scale: multiplies s = q̂ . k̂; a number, or a tensor with one value per query head, which may be learned. Default: 1
@@ -226,6 +227,31 @@ def _attend(
     again, prepared = _eager_path.known(query, key, value, log_decay, options, watch) if plain else (None, None)
     if prepared is not None:
         return _eager_path.again(prepared, query, key, value, log_decay, watch)
+    call, lead = checked(query, key, value, attn_mask, scale, log_decay, initial_state, options, cu_seqlens)
+    if call.q is not query or call.k is not key or call.v is not value:
+        again = None
+    if log_decay is not None and call.log_decay is not None and call.log_decay.stride() != log_decay.stride():
+        again = None
+    o, _, state = attended(call, way(watch, again, plan))
+    if log_decay is not None:
+        o = o.to(output_dtype(value, call.dtype))
+    if len(lead.batch) != 1 or len(lead.heads) != 1:
+        o = o.reshape(*lead.batch, *lead.heads, *o.shape[2:])
+    return (o, state.reshape(*lead.states, *lead.key_heads, *state.shape[2:])) if options.return_state else o
+
+
+def checked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    scale: float | Tensor | None,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    options: Options,
+    cu_seqlens: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Call, Lead]:
+    """A call in the canonical layout and its leading dimensions, or a refusal."""
     sequences = None if cu_seqlens is None else cu_seqlens[1].shape[0] - 1
     lead = validation.attention(query, key, value, attn_mask, scale, log_decay, initial_state, options, sequences)
     number = options.scale
@@ -245,18 +271,17 @@ def _attend(
         number,
         lead,
     )
-    if call.q is not query or call.k is not key or call.v is not value:
-        again = None
-    if log_decay is not None and call.log_decay is not None and call.log_decay.stride() != log_decay.stride():
-        again = None
+    return call, lead
+
+
+def way(watch: int, key: Any = None, plan: Plan = RULE) -> Callable[[Call], Outputs]:
+    """The shortest way to a backend that whoever watches allows; `key` is what the call is remembered by, if it may be."""
     if watch <= AUTOGRAD:
-        attend = partial(_eager_path.attend, watch=watch, key=again, plan=plan)
-    else:
-        attend = partial(ops.attend, transformed=watch == TRANSFORM)
-    both_ways = log_decay is not None and not options.is_causal
-    o, _, state = attend_both_ways(call, attend) if both_ways else attend(call)
-    if log_decay is not None:
-        o = o.to(output_dtype(value, call.dtype))
-    if len(lead.batch) != 1 or len(lead.heads) != 1:
-        o = o.reshape(*lead.batch, *lead.heads, *o.shape[2:])
-    return (o, state.reshape(*lead.states, *lead.key_heads, *state.shape[2:])) if options.return_state else o
+        return partial(_eager_path.attend, watch=watch, key=key, plan=plan)
+    return partial(ops.attend, transformed=watch == TRANSFORM)
+
+
+def attended(call: Call, attend: Callable[[Call], Outputs]) -> Outputs:
+    """o, g and the state, in one sweep or in two."""
+    both_ways = call.log_decay is not None and not call.options.is_causal
+    return attend_both_ways(call, attend) if both_ways else attend(call)

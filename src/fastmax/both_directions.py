@@ -8,6 +8,8 @@ reversed tokens whose keys are moved on by one, so that no query sees its own ke
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
@@ -40,10 +42,15 @@ def attend_both_ways(call: Call, attend: Callable[[Call], Outputs]) -> Outputs:
     o_back, g_back, _ = attend(back)
     g_back = g_back * onward.exp().repeat_interleave(call.groups, 1)
     o_back, g_back = o_back.flip(2), g_back.flip(2)
-    total = g + g_back
-    safe = torch.where(total == 0, 1, total).unsqueeze(-1)
-    o = o * (g.unsqueeze(-1) / safe) + o_back * (g_back.unsqueeze(-1) / safe)
+    o, total = merged((o, g), (o_back, g_back))
     return o.to(call.options.out_dtype), total, state
+
+
+def merged(*parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """o and g over several sets of keys, from those over each: the sum of f = o g, divided by that of g."""
+    total = reduce(add, [g for _, g in parts])
+    safe = torch.where(total == 0, 1, total)
+    return reduce(add, [o * (g / safe).unsqueeze(-1) for o, g in parts]), total
 
 
 def _moved_on(x: Tensor) -> Tensor:

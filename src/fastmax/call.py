@@ -97,6 +97,16 @@ class Call:
         return feature_count(self.head_dim, self.options.order)
 
     @property
+    def dropout_mode(self) -> str | None:
+        """What is dropped: None where there is no dropout, or no feature of degree 2 for it."""
+        mode = self.options.dropout_mode
+        return None if self.dropout_seed is None or (mode == "quadratic" and self.options.order < 2) else mode
+
+    @property
+    def drops_features(self) -> bool:
+        return self.dropout_mode in ("standard", "quadratic")
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of all arithmetic, of g and of the states."""
         return torch.float64 if torch.float64 in (self.q.dtype, self.k.dtype, self.v.dtype) else torch.float32

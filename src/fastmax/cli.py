@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import fastmax
-from fastmax.commands import bench, data, lra, reproduce
+from fastmax.commands import bench, data, lra, report, reproduce, tune
 from fastmax.commands.parser import ArgumentValueError, Parser, one_line, subcommands
 
 
@@ -18,14 +18,16 @@ def parser() -> Parser:
     """Every command sets `run`, a function of the options, and may set `stopped`, what Ctrl-C is answered with."""
     top = Parser(prog="fastmax", description=fastmax.__doc__)
     top.add_argument("--version", action="version", version=f"fastmax {fastmax.__version__}")
-    commands = subcommands(top, "command", ["demo", "info", "bench", "lra", "reproduce", "data"])
+    commands = subcommands(top, "command", ["demo", "info", "bench", "tune", "lra", "reproduce", "report", "data"])
     demo = commands.add_parser("demo", help="show on this machine that the result is exact and the time linear")
     demo.set_defaults(run=bench.demo)
     about = commands.add_parser("info", help="show version, machine and which backends are there, or why not")
     about.set_defaults(run=lambda _: print(info()))
     bench.add_parser(commands)
+    tune.add_parser(commands)
     lra.add_parser(commands)
     reproduce.add_parser(commands)
+    report.add_parser(commands)
     data.add_parser(commands)
     return top
 

@@ -11,14 +11,14 @@ def wide(device: torch.device) -> torch.dtype:
 
 def log_decay_grads(dc: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
     """The decay of a token is in the sums c of all tokens of its sequence from it on: sums of dc, (..., N), from the end."""
-    dc = dc.to(wide(dc.device))
-    total = dc.flip(-1).cumsum(-1).flip(-1)
+    total = dc.flip(-1).cumsum(-1, dtype=wide(dc.device)).flip(-1)
     if cu_seqlens is None:
         return total
     # of packed sequences, less what comes after their ends
-    ends = cu_seqlens[1:].to(torch.int64)
+    ends = cu_seqlens.narrow(0, 1, cu_seqlens.shape[0] - 1).to(torch.int64)
     after = torch.nn.functional.pad(total, (0, 1)).index_select(-1, ends)
-    return total - after.repeat_interleave(cu_seqlens.diff().to(torch.int64), -1)
+    lengths = cu_seqlens.diff().to(torch.int64)
+    return total - after.repeat_interleave(lengths, -1, output_size=total.shape[-1])  # which nobody has to wait for
 
 
 def rows_part(g: Tensor, dg: Tensor | None, groups: int) -> Tensor | float:

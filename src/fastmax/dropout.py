@@ -8,6 +8,9 @@ What is kept is multiplied by 1 / (1 - rate), so that the expected numerator of 
 serves numerator and denominator. A mask is never stored: it is a hash of the seed, the side (queries or keys), the batch
 element, the head, the position and the feature, so the backward pass makes it anew from the seed alone, and no cut of
 the work changes it.
+
+A token has two words of 32 bits, a feature one, all from a 64-bit hash. An entry is decided by two 32-bit multiplications of
+these, which every processor has on vectors, of tokens or of features alike: native/tiles/dropout.h does the same.
 """
 
 from dataclasses import dataclass
@@ -20,9 +23,6 @@ from fastmax.features import block_size, feature_count
 
 MODES = ("standard", "1d", "quadratic")
 
-LANES = 4
-"""One 64-bit hash decides four consecutive tokens, by 16 bits each: rates are multiples of 2^-16."""
-
 
 def new_seed(device: torch.device) -> Tensor:
     """A seed from torch's own generator, so that torch.manual_seed and checkpointing govern it."""
@@ -31,24 +31,26 @@ def new_seed(device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Dropout:
-    """The masks of one side of a problem. `keys` holds one hash per (batch, head, LANES tokens)."""
+    """The masks of one side of a problem: the words of its tokens and features, int32."""
 
     mode: str
     rate: float
-    keys: Tensor  # (B, H, ceil(N / LANES)), int64
-    features: Tensor  # (F,), int64
+    add: Tensor  # (B, H, N)
+    multiply: Tensor  # (B, H, N), odd
+    features: Tensor  # (F,)
 
     @staticmethod
     def of(mode: str, rate: float, seed: Tensor, side: int, shape: torch.Size, features: int) -> "Dropout":
         """For queries (side 0) or keys (side 1) of shape (B, H, N, D)."""
-        groups = (shape[2] + LANES - 1) // LANES
-        count = torch.arange(shape[0] * shape[1] * groups, device=seed.device).view(shape[0], shape[1], groups)
-        root = _mix(_mix(seed) + side)
-        return Dropout(mode, rate, _mix(count + root), _mix(torch.arange(features, device=seed.device) - root))
+        root = _mix(seed)
+        count = torch.arange(prod(shape[:3]), device=seed.device).view(shape[:3])
+        tokens = _mix(count + _mix(root + side))
+        words = _mix(torch.arange(features, device=seed.device) - root).to(torch.int32)
+        return Dropout(mode, rate, tokens.to(torch.int32), (tokens >> 32).to(torch.int32) | 1, words)
 
     def part(self, batch: slice, heads: slice, start: int) -> "Part":
         """The masks of some heads, for tokens counted from `start`."""
-        return Part(self, self.keys[batch, heads], start)
+        return Part(self, self.add[batch, heads], self.multiply[batch, heads], start)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Part:
     """The masks of a part of one side."""
 
     whole: Dropout
-    keys: Tensor
+    add: Tensor
+    multiply: Tensor
     start: int
 
     @property
@@ -72,11 +75,13 @@ class Part:
         return self._multipliers(rows, a, b, dtype)
 
     def _multipliers(self, rows: slice, a: int, b: int, dtype: torch.dtype) -> Tensor:
-        a, b = a + self.start, b + self.start
-        first, last = a // LANES, (b + LANES - 1) // LANES
-        bits = _mix(self.keys[..., None, first:last] + self.whole.features[rows, None]).view(torch.int16)
+        tokens = slice(a + self.start, b + self.start)
+        bits = self.whole.features[rows, None] + self.add[..., None, tokens]
+        bits *= self.multiply[..., None, tokens]
+        bits ^= (bits >> 16).bitwise_and_(0xFFFF)
+        bits *= _ODD_32
         dropped = dropped_of_2_16(self.whole.rate)
-        kept = bits[..., a - first * LANES : b - first * LANES] >= dropped - 2**15
+        kept = bits >= (dropped - 2**15) * 2**16  # by the upper half, the one that every bit has reached
         return kept.to(dtype).mul_(2**16 / (2**16 - dropped))
 
 
@@ -110,6 +115,7 @@ def multipliers(
 
 
 _ODD = (-0x61C8864680B583EB, -0x4B47D0C5A1F4A6D5)
+_ODD_32 = -0x2CA5D269
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fastmax.nn import FastmaxAttention
+from fastmax.nn.sharded import SharesSequence
 from fastmax.state import FastmaxState
 
 PIECE = 1024
@@ -30,6 +31,7 @@ class LMConfig:
     mlp_ratio: int = 4
     order: int = 2
     scale: float | None = None
+    learn_scale: bool = False
     normalize: bool | str = True
     rotary: bool = True
     decay: str | None = "gated"
@@ -38,7 +40,7 @@ class LMConfig:
     dropout: float = 0.0
 
 
-class ShortConv(nn.Module):
+class ShortConv(nn.Module, SharesSequence):
     """Each channel of a token mixed with that of the few tokens before it; starts as the identity."""
 
     def __init__(self, width: int, taps: int) -> None:
@@ -50,6 +52,8 @@ class ShortConv(nn.Module):
     def forward(self, x: Tensor, before: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, N, E); `before` are the last inputs of what came before, (B, taps - 1, E)."""
         taps, tokens = len(self.weight), x.shape[1]
+        if before is None and self.sequence is not None:
+            before = self.sequence.before(x, taps - 1)
         x = pad(x, (0, 0, taps - 1, 0)) if before is None else torch.cat((before, x), 1)
         parts = [x[:, taps - 1 - i : taps - 1 - i + tokens] * self.weight[i] for i in range(taps)]
         return torch.stack(parts).sum(0)
@@ -77,6 +81,7 @@ class Block(nn.Module):
             batch_first=True,
             order=c.order,
             scale=c.scale,
+            learn_scale=c.learn_scale,
             normalize=c.normalize,
             rotary=c.rotary,
             decay=c.decay,

@@ -40,8 +40,8 @@ def check_values(call: Call) -> None:
     if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
         validation.cu_seqlens("cu_seqlens_q", call.cu_seqlens_q, call.q.shape[2])
         validation.cu_seqlens("cu_seqlens_k", call.cu_seqlens_k, call.k.shape[2])
-        if call.log_decay is not None and call.q.shape[2] and not torch.equal(call.cu_seqlens_q, call.cu_seqlens_k):
-            raise ValueError("log_decay is for self attention: cu_seqlens_q and cu_seqlens_k must be equal, got others")
+        if call.log_decay is not None and call.q.shape[2]:
+            validation.same_sequences(call.cu_seqlens_q, call.cu_seqlens_k)
     if call.head_scale is not None and call.head_scale.device.type == "cpu":
         validation.head_scale(call.head_scale)
     if call.log_decay is not None and call.log_decay.device.type == "cpu":
@@ -95,7 +95,9 @@ def gradients(
         if call.cu_seqlens_k is None:
             share = per_state.unsqueeze(-1)
         else:
-            share = per_state.repeat_interleave(call.cu_seqlens_k.diff(), 0).mT.unsqueeze(0)
+            share = per_state.repeat_interleave(call.cu_seqlens_k.diff(), 0, output_size=call.k.shape[2]).mT.unsqueeze(
+                0
+            )
         found.log_decay.add_(share)
     return found
 

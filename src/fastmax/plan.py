@@ -53,8 +53,13 @@ def dense_is_hopeless(queries: int, keys: int, head_dim: int, value_dim: int, or
     return dense_cost(queries, keys, head_dim, value_dim, is_causal=False) > HOPELESS * factorized
 
 
-def kernel_chunk(head_dim: int, order: int, is_causal: bool) -> int:
-    """Tokens per chunk of a compiled kernel: a long one spares traffic with the state, a short one work in the dense form."""
+def kernel_chunk(head_dim: int, order: int, is_causal: bool, drops_features: bool = False) -> int:
+    """Tokens per chunk of a compiled kernel: a long one spares traffic with the state, a short one work in the dense form.
+
+    Where features are dropped, a pair of a causal chunk costs F multiply-adds.
+    """
+    if is_causal and drops_features:
+        return 32
     return 64 if order == 1 or (is_causal and head_dim <= 32) else 128
 
 

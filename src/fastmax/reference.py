@@ -137,12 +137,15 @@ def _dropped(query: Tensor, key: Tensor, order: int, masks: tuple[Tensor, ...]) 
 
 def _monomials(x: Tensor, order: int) -> Tensor:
     """phi by its definition, (..., N, F)."""
-    columns = []
+    blocks = []
     for degree in range(order + 1):
-        for index in combinations_with_replacement(range(x.shape[-1]), degree):
-            repeats = prod(factorial(index.count(m)) for m in set(index))
-            columns.append(x[..., list(index)].prod(-1) / repeats**0.5)
-    return torch.stack(columns, -1)
+        indices = list(combinations_with_replacement(range(x.shape[-1]), degree))
+        repeats = [prod(factorial(index.count(m)) for m in set(index)) for index in indices]
+        block = torch.tensor(repeats, device=x.device).to(x.dtype).rsqrt().expand(*x.shape[:-1], -1)
+        for channels in zip(*indices, strict=True):  # the first factor of every monomial, then the second
+            block = block * x[..., list(channels)]
+        blocks.append(block)
+    return torch.cat(blocks, -1)
 
 
 def _mask_of_keys(attn_mask: Tensor) -> Tensor:

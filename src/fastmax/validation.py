@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastmax import backends
+from fastmax._torch_private import assert_on_device
 from fastmax.call import NORMALIZATIONS, Lead, Options, accumulation_dtype
 from fastmax.core import MAX_ORDER
 from fastmax.dropout import MODES
@@ -87,12 +88,28 @@ def packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_s
         )
 
 
-def cu_seqlens(name: str, cu: Tensor, total: int) -> None:
-    """The values of a cu_seqlens: reads them, so it runs where the data is at hand, inside the op."""
-    ends = cu.tolist()
+def cu_seqlens(name: str, cu: Tensor | Sequence[int], total: int) -> None:
+    """The values of a cu_seqlens: where the data is at hand, inside the op. On a GPU nothing waits for them."""
+    wanted = f"{name} must rise from 0 to the total of {total} tokens without falling"
+    if isinstance(cu, Tensor) and cu.is_cuda:
+        first, last = cu.select(0, 0), cu.select(0, -1)
+        assert_on_device((first == 0) & (last == total) & (cu.diff() >= 0).all(), wanted)
+        return
+    ends = cu.tolist() if isinstance(cu, Tensor) else list(cu)
     if ends[0] != 0 or ends[-1] != total or any(a > b for a, b in pairwise(ends)):
         shown = str(ends) if len(ends) <= 12 else f"[{', '.join(map(str, ends[:12]))}, ...]"
-        raise ValueError(f"{name} must rise from 0 to the total of {total} tokens without falling, got {shown}")
+        raise ValueError(f"{wanted}, got {shown}")
+
+
+def same_sequences(cu_q: Tensor, cu_k: Tensor) -> None:
+    """What log_decay needs of packed sequences; likewise."""
+    wanted = "log_decay is for self attention: cu_seqlens_q and cu_seqlens_k must be equal"
+    if cu_q is cu_k:
+        return
+    if cu_q.is_cuda:
+        assert_on_device((cu_q == cu_k).all(), wanted)
+    elif not torch.equal(cu_q, cu_k):
+        raise ValueError(f"{wanted}, got others")
 
 
 def head_scale(scale: Tensor) -> None:

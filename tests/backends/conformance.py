@@ -1,6 +1,7 @@
 """What every backend must compute: calls of all kinds, the definition in fp64 with autograd's gradients, and the comparison.
 
-A backend takes part by being in `fastmax.backends.NAMES`, once for each instruction set level if it has levels.
+A backend takes part by being in `fastmax.backends.NAMES`, once for each instruction set level if it has levels. Triton's
+takes part on a GPU, and in Triton's interpreter, in a process of its own.
 """
 
 import re
@@ -10,22 +11,25 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastmax import backends, ops
+from fastmax import backends, dropout, ops
 from fastmax.backends import Backend
 from fastmax.call import Call, InputGrads, Options, OutputGrads
 from fastmax.core import normalized, similarity
 from fastmax.plan import FORMS, Plan
 from fastmax.reference import _monomials
+from tests.backends.interpreter import MISSING, interpreted
 from tests.support import assert_within_budget, randn
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 MAY_REFUSE = {
-    "native": r"dropout|rms|order [34] has (no state|only the dense form)|channels per head|runs on the CPU",
+    "native": r"order [34] has (no state|only the dense form)|channels per head|runs on the CPU",
+    "triton": r"dropout|order [34] has (no state|only the dense form)|channels per head|runs on GPUs",
     "chunked": "(?!)",
 }
 """What a backend may refuse, if that is known; the rest it must compute."""
@@ -42,19 +46,55 @@ class Variant(NamedTuple):
 
     @property
     def backend(self) -> Backend:
+        if self.level == "interpreted":
+            found: Any = interpreted()
+            return found
         return backends.load(self.name)
 
     @property
     def plan(self) -> Plan:
         return Plan(form=self.form, level=self.level)
 
+    def adapted(self, call: Call, grads: OutputGrads) -> tuple[Call, OutputGrads]:
+        """In fp32 what is in fp64, where a backend has none."""
+        if self.name != "triton":
+            return call, grads
+        narrow = [x.float() if isinstance(x, Tensor) and x.dtype == torch.float64 else x for x in call.flatten()]
+        options = Call.unflatten(narrow).options
+        if options.out_dtype == torch.float64:
+            options = options._replace(out_dtype=torch.float32)
+        return replace(Call.unflatten(narrow), options=options), OutputGrads(
+            *(x.float() if x is not None and x.dtype == torch.float64 else x for x in grads)
+        )
 
-def variants() -> list[Variant]:
-    found = []
+    def precision(self, call: Call) -> torch.dtype | None:
+        """What products are rounded to where that is less than fp32: tensor cores take half precision as it is."""
+        kinds = {call.q.dtype, call.k.dtype, call.v.dtype}
+        if self.name != "triton" or not kinds <= {torch.bfloat16, torch.float16}:
+            return None
+        return torch.bfloat16 if kinds == {torch.bfloat16} else torch.float16
+
+
+def variants() -> list[Any]:
+    """For parametrize: those of Triton's interpreter only run where they are asked for, and those of a GPU are marked."""
+    found: list[Any] = []
     for name in backends.NAMES:
+        if name == "triton":
+            found += [
+                pytest.param(variant, marks=pytest.mark.interpreted, id=str(variant))
+                for variant in interpreted_variants()
+            ]
         levels = getattr(backends.load(name), "levels", lambda: (None,))()
-        found += [Variant(name, level, device, form) for level in levels for device in DEVICES for form in FORMS]
+        for device in DEVICES:
+            marks = [pytest.mark.gpu] if device == "cuda" else []
+            for level in () if (name, device) == ("triton", "cpu") else levels:
+                each = [Variant(name, level, device, form) for form in FORMS]
+                found += [pytest.param(variant, marks=marks, id=str(variant)) for variant in each]
     return found
+
+
+def interpreted_variants() -> list[Variant]:
+    return [] if MISSING else [Variant("triton", "interpreted", "cpu", form) for form in FORMS]
 
 
 class RefusedError(Exception):
@@ -102,12 +142,12 @@ def run(variant: Variant, call: Call, grads: OutputGrads, plan: Plan | None = No
 def check(variant: Variant, call: Call, grads: OutputGrads | None = None, plan: Plan | None = None) -> None:
     """Everything within twice the error that the definition makes in the precision of the call, plus rounding."""
     grads = output_grads(call) if grads is None else grads
-    call, grads = to_device(call, grads, variant.device)
+    call, grads = to_device(*variant.adapted(call, grads), variant.device)
     actual = run(variant, call, grads, plan)
     exact, same = defined(call, grads, exact=True), defined(call, grads, exact=False)
     for name, x in actual.items():
         try:
-            assert_within_budget(x, exact[name], same[name])
+            assert_within_budget(x, exact[name], same[name], variant.precision(call))
         except AssertionError as error:
             raise AssertionError(f"{name} of {variant}: {error}") from None
 
@@ -161,15 +201,25 @@ def _definition(call: Call, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
     if call.key_mask is not None:
         keep = call.key_mask.unsqueeze(-1)
         k, v, ones = torch.where(keep, k, 0), torch.where(keep, v, 0), torch.where(keep, ones, 0)
-    q, k = normalized(q, options.normalize) * call.scale, normalized(k, options.normalize)
+    q, k = normalized(q, options.normalize), normalized(k, options.normalize)
+    masks = _masks(call)
+    if call.dropout_mode == "1d":
+        q, k = q * masks[0].to(dtype), k * masks[1].to(dtype)
+    q = q * call.scale
     if call.head_scale is not None:
         q = q * call.head_scale.to(dtype)[:, None, None]
     u = torch.cat([v, ones], -1)
-    phi_q, phi_k = (_monomials(x, options.order) if _has_state(call) else x[..., :0] for x in (q, k))
+    has_features = _has_state(call) or call.drops_features
+    phi_q, phi_k = (_monomials(x, options.order) if has_features else x[..., :0] for x in (q, k))
+    if call.drops_features:
+        phi_q, phi_k = phi_q * masks[0].to(dtype), phi_k * masks[1].to(dtype)
     sums, states = [], []
     for i, (at_q, at_k) in enumerate(_sequences(call)):
         x, y, values = q[:, :, at_q], k[:, :, at_k].repeat_interleave(groups, 1), u[:, :, at_k]
-        weights = similarity(x @ y.mT, options.order)
+        if call.drops_features:
+            weights = phi_q[:, :, at_q] @ phi_k[:, :, at_k].repeat_interleave(groups, 1).mT
+        else:
+            weights = similarity(x @ y.mT, options.order)
         c = torch.zeros(*values.shape[:3], dtype=torch.float64, device=q.device)
         if call.log_decay is not None:
             c = call.log_decay[:, :, at_k].double().cumsum(-1)
@@ -200,6 +250,19 @@ def _definition(call: Call, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
     state = torch.cat([empty, *states]) if options.return_state else q.new_zeros(0)
     out_dtype = torch.float64 if exact else options.out_dtype
     return _Divided.apply(f[..., :-1], f[..., -1:], out_dtype), f[..., -1], state
+
+
+def _masks(call: Call) -> list[Tensor]:
+    """What dropout multiplies the features, or the tokens, of queries and keys by; nothing without it."""
+    mode, rate, seed = call.dropout_mode, call.options.dropout_p, call.dropout_seed
+    if mode is None or seed is None:
+        return []
+    return [
+        dropout.multipliers(
+            mode, rate, seed, side, (x.shape[0], x.shape[1]), x.shape[2], x.shape[3], call.options.order
+        )
+        for side, x in enumerate((call.q, call.k))
+    ]
 
 
 def _has_state(call: Call) -> bool:
@@ -246,7 +309,7 @@ DTYPES = {
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> tuple[Call, OutputGrads]:
+def calls(draw: st.DrawFn, most_tokens: int = 150, most_channels: int = 24) -> tuple[Call, OutputGrads]:
     """Anything that a backend can be given, and gradients of its outputs."""
     torch.manual_seed(draw(st.integers(0, 1000)))
     dtypes = DTYPES[draw(st.sampled_from(["fp64", "fp64", *DTYPES]))]
@@ -254,12 +317,13 @@ def calls(draw: st.DrawFn) -> tuple[Call, OutputGrads]:
     packed = draw(st.sampled_from([False, False, True]))
     batch = 1 if packed else draw(st.sampled_from([1, 2, 2, 0]))
     heads, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    dim, value_dim, order = draw(st.integers(1, 24)), draw(st.integers(1, 24)), draw(st.sampled_from([1, 2, 2, 3, 4]))
+    dim, value_dim = (draw(st.integers(1, most_channels)) for _ in range(2))
+    order = draw(st.sampled_from([1, 2, 2, 3, 4]))
     if order > 2:
         dim = min(dim, 6)  # which keeps F below 210
     decays, is_causal = draw(st.booleans()), draw(st.booleans())
     decays = decays and is_causal
-    lengths = st.one_of(st.sampled_from([0, 1, 2]), st.integers(0, 150))
+    lengths = st.one_of(st.sampled_from([0, 1, 2]), st.integers(0, most_tokens))
     keys = draw(lengths)
     queries = keys if decays else draw(st.one_of(st.just(keys), lengths))
     normalize = draw(st.sampled_from(["standardize", "standardize", "none", "rms"]))
@@ -270,7 +334,8 @@ def calls(draw: st.DrawFn) -> tuple[Call, OutputGrads]:
         tokens(draw(st.sampled_from(LAYOUTS)), batch, *size, dtype=kind)
         for size, kind in zip(sizes, dtypes[:3], strict=True)
     )
-    if normalize == "none" and order % 2:  # for |s| <= 1 and weights that are positive
+    mode = draw(st.sampled_from([None, None, *dropout.MODES]))
+    if normalize == "none" and (order % 2 or mode is not None):  # for |s| <= 1 and weights that are positive
         q, k = (normalized(x.double(), "rms").to(x.dtype) for x in (q, k))
     more: dict[str, Any] = {}
     if decays:
@@ -307,6 +372,9 @@ def calls(draw: st.DrawFn) -> tuple[Call, OutputGrads]:
         )
         state = _definition(before, exact=True)[2].to(dtype)
         more["state_in"] = state.mT.contiguous().mT if draw(st.booleans()) else state
+    if mode is not None:  # of any order weights may be negative now, unless |s| is small
+        more |= {"dropout_mode": mode, "dropout_p": draw(st.sampled_from([0.1, 0.5])), "scale": 0.1 / dim}
+        more["dropout_seed"] = torch.tensor(draw(st.integers(0, 2**63 - 1)))
     call = make(
         q, k, v, order=order, is_causal=is_causal, normalize=normalize, return_state=draw(st.booleans()),
         out_dtype=dtypes[3], **more,
@@ -316,4 +384,10 @@ def calls(draw: st.DrawFn) -> tuple[Call, OutputGrads]:
     strided = grads.o.mT.contiguous().mT if draw(st.booleans()) else grads.o
     has_o, has_g, has_state = draw(st.tuples(*[st.booleans()] * 3))
     has_state = has_state and call.options.return_state
-    return call, OutputGrads(strided if has_o else None, grads.g if has_g else None, grads.state if has_state else None)
+    # a gradient of log_decay is a difference of sums over the whole state: of unit size, as rounding is told by that
+    whole = (call.features * (value_dim + 1)) ** 0.5
+    return call, OutputGrads(
+        strided if has_o else None,
+        grads.g if has_g else None,
+        grads.state / whole if has_state and grads.state is not None else None,
+    )

@@ -7,10 +7,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fastmax import backends
+from fastmax import backends, dropout
 from fastmax.backends import native
 from fastmax.call import Call, OutputGrads
 from fastmax.core import normalized
+from fastmax.features import feature_count
 from fastmax.plan import Plan
 from tests.backends.conformance import (
     DTYPES,
@@ -27,9 +28,10 @@ from tests.backends.conformance import (
     tokens,
     variants,
 )  # fmt: skip
+from tests.backends.interpreter import MISSING
 from tests.support import randn
 
-each = pytest.mark.parametrize("variant", variants(), ids=str)
+each = pytest.mark.parametrize("variant", variants())
 
 
 def check_or_skip(variant: Variant, call: Call, *more: Any) -> None:
@@ -96,6 +98,49 @@ def test_the_usual_head_sizes_in_fp32(variant: Variant, dim: int) -> None:
         check(variant, make(q, k, v, is_causal=is_causal))
 
 
+@each
+@pytest.mark.parametrize("mode", dropout.MODES)
+@pytest.mark.parametrize("dim", [5, 20])
+def test_dropout_keeps_what_it_says(variant: Variant, mode: str, dim: int) -> None:
+    """Whole masks, exactly: the features of every single query and key, in rows and in columns."""
+    n, rate, seed = 37, 0.3, torch.tensor(2**62 + 5)
+    features = feature_count(dim, 2)
+    ones, values = (torch.ones(1, 2, n, size, dtype=torch.float64) for size in (dim, features))
+    # each feature is a column of the state that a query reads, the denominator is the constant one
+    state = torch.eye(features, features + 1, dtype=torch.float64).index_fill(1, torch.tensor(features), 0)
+    state[0, -1] = 1
+    each_alone = torch.arange(n + 1)
+    call = make(
+        ones, ones, values, normalize="none", scale=1.0, dropout_p=rate, dropout_mode=mode, dropout_seed=seed,
+        return_state=True, cu_seqlens_q=each_alone, cu_seqlens_k=each_alone, state_in=state.expand(n, 2, -1, -1),
+    )  # fmt: skip
+    blank = [torch.zeros_like(x) for x in call.new_outputs()]
+    unseen = call.key_mask = torch.zeros(1, 1, n, dtype=torch.bool)
+    read = run(variant, *to_device(call, OutputGrads(None, blank[1] + 1, None), variant.device))
+    call.key_mask = ~unseen
+    call.state_in = None
+    summed = run(variant, *to_device(call, OutputGrads(None, None, None), variant.device))
+    plain = torch.cat([torch.ones(1 + dim), torch.triu_indices(dim, dim).diff(dim=0)[0].eq(0) * (0.5**0.5 - 1) + 1])
+    degrees = torch.tensor([0] + [1] * dim + [2] * (features - 1 - dim))
+    masks = [dropout.multipliers(mode, rate, seed, side, (2,), n, dim, 2) for side in (0, 1)]
+    q, k = ((m**degrees if mode == "1d" else m) * plain for m in masks)
+    found = {"state": (k, summed["state"][..., -1].transpose(0, 1))}
+    found |= {"o": (q, read["o"][0]), "d_state_in": (q, read["d_state_in"][..., -1].transpose(0, 1))}
+    for name, (expected, actual) in found.items():
+        assert torch.equal(actual.cpu() != 0, expected != 0), name
+        torch.testing.assert_close(actual.cpu(), expected, rtol=1e-6, atol=0)
+
+
+@each
+@pytest.mark.parametrize("mode", dropout.MODES)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_dropout_in_the_usual_head_sizes(variant: Variant, mode: str, is_causal: bool) -> None:
+    for dim, order in ((32, 2), (64, 1)):
+        q, k, v = (randn(1, 2, 150, dim, dtype=torch.float32) for _ in range(3))
+        options: dict[str, Any] = {"order": order, "scale": 0.1 / dim, "is_causal": is_causal, "return_state": True}
+        check(variant, make(q, k, v, dropout_p=0.1, dropout_mode=mode, dropout_seed=torch.tensor(3), **options))
+
+
 EMPTY = [(0, 2, 3, 3), (2, 0, 3, 3), (1, 2, 0, 3), (1, 2, 3, 0), (1, 2, 0, 0), (1, 2, 1, 1), (1, 2, 1, 5)]
 
 
@@ -134,11 +179,12 @@ def test_empty_sequences(variant: Variant, ends: list[int]) -> None:
     more: dict[str, Any] = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "is_causal": True, "log_decay": decay}
     check(variant, make(q, k, v, **more))
     check(variant, make(q, k, v, state_in=state, return_state=True, **more))
+    check(variant, make(q, k, v, **more, dropout_p=0.3, dropout_seed=torch.tensor(1), scale=0.03))
 
 
 def everything(variant: Variant, call: Call, seed: int = 1) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
-    return run(variant, *to_device(call, output_grads(call), variant.device))
+    return run(variant, *to_device(*variant.adapted(call, output_grads(call)), variant.device))
 
 
 @each
@@ -157,20 +203,24 @@ def test_same_inputs_same_bits(variant: Variant, is_causal: bool) -> None:
 
 @each
 @pytest.mark.parametrize("decays", [False, True])
-def test_the_future_does_not_leak(variant: Variant, decays: bool) -> None:
+@pytest.mark.parametrize("mode", [None, "standard"])
+def test_the_future_does_not_leak(variant: Variant, decays: bool, mode: str | None) -> None:
     """Bit for bit, whatever comes after: other tokens, huge ones, other decays."""
+    options: dict[str, Any] = {"is_causal": True}
+    if mode is not None:
+        options |= {"dropout_p": 0.1, "dropout_mode": mode, "dropout_seed": torch.tensor(4)}
     q, k, v = (randn(1, 1, 300, 24, dtype=torch.float32) for _ in range(3))
     decay = -torch.rand(1, 1, 300) / 10
     for workers in (1, 3):
         with threads(workers):
-            before = everything(variant, make(q, k, v, is_causal=True, log_decay=decay if decays else None))["o"]
+            before = everything(variant, make(q, k, v, log_decay=decay if decays else None, **options))["o"]
             for i in (0, 15, 63, 64, 128, 200, 298):
                 changed = [x.clone() for x in (q, k, v)]
                 for x in changed:
                     x[..., i + 1 :, :] = 1e4 * randn(1, 1, 299 - i, 24)
                 other = decay.clone()
                 other[..., i + 1 :] = -50.0
-                after = everything(variant, make(*changed, is_causal=True, log_decay=other if decays else None))["o"]
+                after = everything(variant, make(*changed, log_decay=other if decays else None, **options))["o"]
                 assert torch.equal(after[..., : i + 1, :], before[..., : i + 1, :]), (i, workers)
 
 
@@ -226,5 +276,5 @@ def test_huge_tokens(variant: Variant, size: float, normalize: str) -> None:
 
 
 def test_every_backend_takes_part() -> None:
-    missing = [] if native.levels() else ["native"]
-    assert {variant.name for variant in variants()} == set(backends.NAMES) - set(missing)
+    missing = [*([] if native.levels() else ["native"]), *(["triton"] if MISSING else [])]
+    assert {param.values[0].name for param in variants()} == set(backends.NAMES) - set(missing)

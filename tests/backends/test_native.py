@@ -227,8 +227,8 @@ def kernel_layout() -> str:
     [
         ("head_dim int, value_dim int", "value_dim int, head_dim int", "FmCall is 'head_dim int'.*'value_dim int'"),
         ("scale real", "scale int", "FmCall is 'scale real'.*'scale int'"),
-        (", d_state_in pointer", "", "FmCall is 'd_state_in pointer'.*'nothing'"),
-        ("d_state_in pointer", "d_state_in pointer, more int", "FmCall is 'nothing'.*'more int'"),
+        (", state_is_total int", "", "FmCall is 'state_is_total int'.*'nothing'"),
+        ("state_is_total int", "state_is_total int, more int", "FmCall is 'nothing'.*'more int'"),
         ("token_stride int", "stride int", "FmTensor is 'token_stride int'.*'stride int'"),
         ("BF16 2, F16 3", "F16 2, BF16 3", "FmType is 'BF16 2'.*'F16 2'"),
         ("FmForm: ", "Form: ", "FmForm is 'DENSE 1'.*'nothing'"),
@@ -264,7 +264,7 @@ def packed(fields: Fields, layout: Struct, **values: Any) -> bytes:
     return layout.pack(*flat)
 
 
-REFUSED: list[tuple[dict[str, int], str]] = [
+REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"order": 5}, "order must be 1 to 4.* order 5"),
     ({"order": 0}, "order must be 1 to 4.* order 0"),
     ({"order": 3, "form": 2}, "1 or 2 in the factorized one.* order 3"),
@@ -274,6 +274,10 @@ REFUSED: list[tuple[dict[str, int], str]] = [
     ({"form": 3}, "form must be 1 .* form 3"),
     ({"chunk": 48}, "chunk must be a multiple of 32.* chunk 48"),
     ({"chunk": 0}, "chunk must be a multiple of 32.* chunk 0"),
+    ({"dropout": 4}, "dropout must be 0 to 3 .* dropout 4"),
+    ({"dropped": 1 << 16}, "less than 2.16 .* dropped 65536"),
+    ({"dropout": 2}, "have a seed.* dropout 2"),
+    ({"dropout": 3, "dropout_seed": "a seed"}, "for features, the factorized form.* form 1"),
 ]
 
 
@@ -281,7 +285,7 @@ REFUSED: list[tuple[dict[str, int], str]] = [
 @pytest.mark.parametrize("function", ["forward", "backward"])
 @pytest.mark.parametrize(("wrong", "message"), REFUSED)
 def test_the_kernels_refuse_values_they_do_not_know(
-    function: str, wrong: dict[str, int], message: str, level: str
+    function: str, wrong: dict[str, Any], message: str, level: str
 ) -> None:
     library = abi.load()
     assert isinstance(library, abi.Library)
@@ -296,7 +300,9 @@ def test_the_kernels_refuse_values_they_do_not_know(
         values |= {"g": abi.tensor(g)} | dict(zip(("d_q", "d_k", "d_v"), map(abi.tensor, grads), strict=True))
     library.run(function, packed(abi.CALL_FIELDS, abi.CALL, **values), level)
     o.fill_(7.0)
-    wrong_values: dict[str, Any] = {n: (*values[n][:4], x) if n == "v" else x for n, x in wrong.items()}
+    seed = torch.tensor(5)
+    known = {"a seed": seed.data_ptr()}
+    wrong_values = {n: (*values[n][:4], x) if n == "v" else known.get(x, x) for n, x in wrong.items()}
     with pytest.raises(ValueError, match=rf"native.{function}: .*{message}"):
         library.run(function, packed(abi.CALL_FIELDS, abi.CALL, **(values | wrong_values)), level)
     assert (o == 7).all()

@@ -11,19 +11,27 @@ from fastmax.backends import native
 from fastmax.features import feature_count
 from fastmax.state import decode
 from tests.backends.conformance import threads
+from tests.backends.interpreter import MISSING, interpreted
 from tests.support import assert_within_budget, randn
 
 CAPACITY = 6
 
 
-def steppers() -> list[Any]:
-    """Each backend that decodes, native at all levels of this processor."""
+def steppers(*, interprets: bool = True) -> list[Any]:
+    """Each backend that decodes, native at all levels of this processor, Triton's in the interpreter if that is asked for."""
     found = []
     for name in backends.NAMES:
-        if hasattr(backends.load(name), "prepare_step"):
+        if name == "triton":
+            if interprets and not MISSING:
+                found.append(pytest.param(name, None, id="triton", marks=pytest.mark.interpreted))
+        elif hasattr(backends.load(name), "prepare_step"):
             levels = native.levels() if name == "native" else (None,)
             found += [pytest.param(name, level, id=f"{name}/{level}" if level else name) for level in levels]
     return found
+
+
+def prepare_step_of(name: str) -> Any:
+    return interpreted().prepare_step if name == "triton" else backends.load(name).prepare_step  # type: ignore[attr-defined]
 
 
 def decoded(
@@ -36,7 +44,8 @@ def decoded(
         torch.full((batch, heads, CAPACITY, width), torch.nan, dtype=dtype) for width in (head_dim, v.shape[-1] + 1, 1)
     ]
     recent_decay = None if decay is None else room[2].squeeze(-1)
-    step = prepare(*(x[:, :, :1] for x in (q, k, v)), total, room[0], room[1], recent_decay, **options)
+    first = None if decay is None else decay[:, :, :1]
+    step = prepare(*(x[:, :, :1] for x in (q, k, v)), total, room[0], room[1], recent_decay, None, first, **options)
     outputs = []
     for t in range(tokens):
         now = slice(t, t + 1)
@@ -88,14 +97,14 @@ def test_a_step_is_its_definition(
     own = {} if level is None else {"level": level}
     for workers in (1, 2):
         with threads(workers):
-            found = decoded(backends.load(name).prepare_step, tensors, tokens, sums, **options, **own)  # type: ignore[attr-defined]
+            found = decoded(prepare_step_of(name), tensors, tokens, sums, **options, **own)
         for actual, oracle, dense in zip(found, exact, same, strict=True):
             assert_within_budget(actual, oracle, dense)
 
 
 @pytest.mark.parametrize(("name", "level"), steppers())
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("fold", [1, 3, 5])
+@pytest.mark.parametrize("fold", [1, 4, 5])
 @pytest.mark.parametrize(
     ("order", "dim", "value_dim", "groups", "decays"),
     [(2, 64, 64, 1, False), (1, 19, 37, 3, True), (2, 5, 3, 1, True), (2, 16, 63, 2, True)],
@@ -112,7 +121,7 @@ def test_the_oldest_tokens_join_the_sum(
         randn(2, 2, 5, dim, dtype=dtype) / dim,
     ]
     held += [randn(2, 2, 5, value_dim + 1, dtype=dtype).abs(), -torch.rand(2, 2, 5, dtype=dtype)]
-    fused = backends.load(name).prepare_step  # type: ignore[attr-defined]
+    fused = prepare_step_of(name)
     results = []
     for prepare, kind, more in (
         (decode.prepare_step, torch.float64, {}),
@@ -122,24 +131,28 @@ def test_the_oldest_tokens_join_the_sum(
         total, keys, values, faded = (x.to(kind, copy=True) for x in held)
         decay = faded[:, :, 2:3].clone() if decays else None
         tokens = [x.to(kind) for x in (q, k, v)]
-        step = prepare(*tokens, total, keys, values, faded if decays else None, **options, **more)
+        summed = torch.full((2, 2), -3.0, dtype=torch.float64) if decays else None
+        step = prepare(*tokens, total, keys, values, faded if decays else None, summed, decay, **options, **more)
         o = step(*tokens, None, None, decay, 5, fold)
         left = 6 - fold
         results.append([o, total, keys[:, :, :left], values[:, :, :left], faded[:, :, : left if decays else 5]])
+        results[-1] += [] if summed is None else [summed]
     for exact, same, actual in zip(*results, strict=True):
         assert_within_budget(actual, exact, same)
 
 
-@pytest.mark.parametrize(("name", "level"), steppers())
+@pytest.mark.parametrize(("name", "level"), steppers(interprets=False))
 @pytest.mark.parametrize("wrong", [0.5, torch.nan, -torch.inf])
 def test_a_decay_that_is_none_is_refused_and_nothing_is_written(name: str, level: str | None, wrong: float) -> None:
     x, keys, values, decays = randn(2, 2, 1, 4), randn(2, 2, 3, 4), randn(2, 2, 3, 5), -torch.rand(2, 2, 3).double()
     before = [y.clone() for y in (keys, values, decays)]
     own = {} if level is None else {"level": level}
-    step = backends.load(name).prepare_step(  # type: ignore[attr-defined]
-        x, x, x, None, keys, values, decays, order=2, scale=1.0, normalize="none", **own
+    step = backends.load(
+        name
+    ).prepare_step(  # type: ignore[attr-defined]
+        x, x, x, None, keys, values, decays, None, decays[:, :, :1], order=2, scale=1.0, normalize="none", **own
     )
-    decay = torch.zeros(2, 2, 1).double()
+    decay = torch.zeros(2, 2, 3).double()[:, :, :1]
     decay[1, 0] = wrong
     with pytest.raises(ValueError, match=r"log_decay must be finite and at most 0, got .* = \(1, 0, 0\)"):
         step(x, x, x, None, None, decay, 1, 0)
@@ -162,7 +175,7 @@ def test_the_kernel_refuses_a_step_it_cannot_do(change: dict[str, int], message:
     x, room, total = randn(1, 1, 1, 4), randn(1, 1, 3, 4), randn(1, 1, 15, 5)
     values = randn(1, 1, 3, 5)
     step = native.prepare_step(
-        x, x, x, total, room, values, None, order=change.get("order", 2), scale=1.0, normalize="none"
+        x, x, x, total, room, values, None, None, None, order=change.get("order", 2), scale=1.0, normalize="none"
     )
     with pytest.raises(ValueError, match=message):
         step(x, x, x, None, None, None, change.get("count", 0), change.get("fold", 0))

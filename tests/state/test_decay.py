@@ -264,7 +264,7 @@ def test_the_step_of_the_contract(order: int) -> None:
     total = randn(B, HKV, feature_count(D, order), DV + 1).abs()
     room = [randn(B, HKV, 4, n) for n in (D, DV + 1)] + [decays("mild", 4)]
     before = [x.clone() for x in room]
-    step = decode.prepare_step(q, k, v, total, *room, order=order, scale=0.1, normalize="rms")
+    step = decode.prepare_step(q, k, v, total, *room, None, log_decay, order=order, scale=0.1, normalize="rms")
     o = step(q, k, v, None, mask, log_decay, 2, 0)
     assert bool(o.isfinite().all())
     written = rms_normalize(k), torch.nn.functional.pad(v, (0, 1), value=1.0), log_decay.unsqueeze(-1)

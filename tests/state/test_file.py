@@ -128,14 +128,14 @@ def test_a_truncated_file_is_refused_at_any_length(tmp_path: Path) -> None:
     data = path.read_bytes()
     for length in (0, 1, 8, 100, len(data) // 2, len(data) - 1):
         path.write_bytes(data[:length])
-        with pytest.raises(ValueError, match="does not hold a FastmaxState: not a whole safetensors file"):
+        with pytest.raises(ValueError, match=r"does not hold a FastmaxState: .* is not a whole safetensors file"):
             FastmaxState.load(path)
 
 
 @pytest.mark.parametrize("content", [b"hello", b"\x00" * 64, b"PK\x03\x04" + b"x" * 100], ids=["text", "zeros", "zip"])
 def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state").write_bytes(content)
-    with pytest.raises(ValueError, match="state does not hold a FastmaxState: not a whole safetensors file"):
+    with pytest.raises(ValueError, match=r"state does not hold a FastmaxState: .* is not a whole safetensors file"):
         FastmaxState.load(tmp_path / "state")
 
 

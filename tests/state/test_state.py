@@ -48,6 +48,8 @@ class Fused:
         recent_k: Tensor,
         recent_u: Tensor,
         recent_decay: Tensor | None,
+        total_decay: Tensor | None,
+        log_decay: Tensor | None,
         **options: Any,
     ) -> decode.Step:
         """By the letter of the contract, and overwriting memory without autograd's knowledge."""
@@ -59,7 +61,9 @@ class Fused:
             assert recent_decay.is_contiguous()
             assert recent_decay.shape == recent_k.shape[:3]
         assert options["normalize"] in NORMALIZATIONS
-        definition = decode.prepare_step(q, k, v, total, recent_k, recent_u, recent_decay, **options)
+        definition = decode.prepare_step(
+            q, k, v, total, recent_k, recent_u, recent_decay, total_decay, log_decay, **options
+        )
 
         def step(
             q: Tensor, k: Tensor, v: Tensor, head_scale: Any, key_mask: Any, log_decay: Any, count: int, fold: int

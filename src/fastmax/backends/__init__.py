@@ -18,7 +18,7 @@ from torch import Tensor
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.plan import Plan
 
-NAMES = ("native", "chunked")
+NAMES = ("native", "triton", "chunked")
 """The fastest first: "auto" takes the first that supports the call. chunked supports every one."""
 
 
@@ -37,11 +37,21 @@ class Prepared(Protocol):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor: ...
 
-    def forward_for_grads(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
-        """o and g."""
+    def forward_for_grads(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """o, g and, if the backward pass has a use for it, what else it wants to see again."""
 
     def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, o: Tensor, g: Tensor, do: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        o: Tensor,
+        g: Tensor,
+        more: Tensor | None,
+        do: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]: ...
 
 

@@ -8,7 +8,7 @@ informer   ProbSparse
 
 from dataclasses import dataclass
 
-from fastmax.baselines.fastmax import SCALES, Fastmax
+from fastmax.baselines.fastmax import DECAYS, SCALES, Fastmax
 from fastmax.baselines.informer import Informer
 from fastmax.baselines.interface import Attention
 from fastmax.baselines.linear import Linear
@@ -17,7 +17,7 @@ from fastmax.baselines.reformer import Reformer
 from fastmax.baselines.softmax import Softmax, Vanilla
 from fastmax.core import MAX_ORDER
 
-__all__ = ["NAMES", "SCALES", "SEVEN", "Attention", "Options", "attention"]
+__all__ = ["DECAYS", "NAMES", "SCALES", "SEVEN", "Attention", "Options", "attention"]
 
 SEVEN = ("softmax", "fastmax1", "fastmax2", "linear", "performer", "reformer", "informer")
 """Those of the paper's tables."""
@@ -30,6 +30,7 @@ class Options:
     """What a user may choose of an attention; each attention reads its own."""
 
     scale: str = "sqrt"
+    decay: str = "none"
     dropout: float = 0.0
     dropout_mode: str = "quadratic"
     backend: str = "auto"
@@ -40,9 +41,18 @@ class Options:
 
 
 def attention(
-    name: str, *, head_dim: int, num_heads: int, max_length: int, options: Options | None = None
+    name: str,
+    *,
+    head_dim: int,
+    num_heads: int,
+    max_length: int,
+    embed_dim: int | None = None,
+    options: Options | None = None,
 ) -> Attention:
-    """The attention of that name, one of `NAMES`, for sequences of up to `max_length` tokens."""
+    """The attention of that name, one of `NAMES`, for sequences of up to `max_length` tokens.
+
+    `embed_dim` is the width of the layer's input, by default that of all heads together.
+    """
     o = Options() if options is None else options
     if name == "softmax":
         return Softmax(dropout=o.dropout)
@@ -72,5 +82,7 @@ def attention(
             dropout=o.dropout,
             dropout_mode=o.dropout_mode,
             backend=o.backend,
+            decay=o.decay,
+            embed_dim=head_dim * num_heads if embed_dim is None else embed_dim,
         )
     raise ValueError(f"attention must be one of {', '.join(NAMES)}, got {name!r}")

@@ -9,12 +9,17 @@ from fastmax import validation
 from fastmax.api import fastmax_attention
 from fastmax.baselines.interface import Attention, per_key
 from fastmax.core import default_scale
+from fastmax.nn.gate import KINDS, Gate
 from fastmax.nn.options import layer_scale
+from fastmax.nn.sharded import SharesSequence
 
 SCALES = ("paper", "sqrt", "learned")
+DECAYS = ("none", *KINDS)
+MEMORY = (2.0, 7.0)
+"""Where decays start, as in `FastmaxAttention`: on small images these beat no decay by five points."""
 
 
-class Fastmax(Attention):
+class Fastmax(Attention, SharesSequence):
     """`fastmax_attention` as a layer.
 
     Args:
@@ -22,6 +27,8 @@ class Fastmax(Attention):
         scale: "paper" is 1 (equation 8), "sqrt" 1 / sqrt(D) as in softmax attention, "learned" one scale per head that
             starts there, a parameter `head_scale`. For odd orders all three start at 1 / D, which keeps the weights positive.
         dropout, dropout_mode: of the factorized terms, in training.
+        decay: "none"; "learned", one per head; "gated", one of every token of the layer's input, whose width is `embed_dim`.
+            Weights fade in both directions.
     """
 
     head_scale: nn.Parameter | None
@@ -36,8 +43,12 @@ class Fastmax(Attention):
         dropout: float = 0.0,
         dropout_mode: str = "quadratic",
         backend: str = "auto",
+        decay: str = "none",
+        embed_dim: int = 0,
     ) -> None:
         super().__init__()
+        if decay not in DECAYS:
+            raise ValueError(f"decay must be one of {', '.join(DECAYS)}, got {decay!r}")
         if scale not in SCALES:
             raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
         validation.dropout_mode(dropout_mode)
@@ -49,12 +60,17 @@ class Fastmax(Attention):
         start = torch.full((num_heads,), self.scale)
         self.register_parameter("head_scale", nn.Parameter(start) if scale == "learned" else None)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.gate = None if decay == "none" else Gate(decay, embed_dim, num_heads, MEMORY)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, log_decay: Tensor | None = None
+    ) -> Tensor:
         dropped: dict[str, Any] = {}
         if self.training and self.dropout > 0:
             dropped = {"dropout_p": self.dropout, "dropout_mode": self.dropout_mode}
         scale = self.scale if self.head_scale is None else self.head_scale
-        o: Tensor = fastmax_attention(
-            q, k, v, per_key(mask), order=self.order, scale=scale, backend=self.backend, **dropped
+        attend = fastmax_attention if self.sequence is None else self.sequence.attend
+        o: Tensor = attend(
+            q, k, v, per_key(mask), order=self.order, scale=scale, backend=self.backend, log_decay=log_decay, **dropped
         )
         return o

@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from fastmax.nn.gate import Gate
+
 
 class Attention(nn.Module, ABC):
     """Multi-head attention without projections.
@@ -15,6 +17,13 @@ class Attention(nn.Module, ABC):
 
     shares_keys = False
     """Whether keys are made of the queries, so that a model needs no projection for them; `k` is then not looked at."""
+
+    gate: Gate | None
+    """Of an attention that forgets: a model gives it the input of the layer, and `forward` its result, as `log_decay`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = None
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor: ...

@@ -39,6 +39,7 @@ class Selection:
     )
     order: int | None = setting("only this order", default=None, at_least=1, at_most=2)
     dtype: str | None = setting("only this dtype", default=None, choices=("float32", "bfloat16"))
+    device: str = setting("the native kernel, or the Triton backend on a GPU", default="cpu", choices=("cpu", "cuda"))
 
 
 def full_grid(only: Selection) -> Iterator[Cell]:

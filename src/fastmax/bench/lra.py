@@ -1,8 +1,9 @@
 """`fastmax bench lra`: training steps per second and peak memory of every attention on the five tasks, at full length."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,30 +61,48 @@ def run(out: str | None, quick: bool) -> dict[str, Any]:
     measured_tasks = [cell for cell in grid if not quick or cell.task in QUICK_MEMORY]
     with Progress(len(grid) + len(measured_tasks) * len(ATTENTIONS)) as bar:
         for cell in grid:
-            bar.step(f"time, {cell.task}")
-            with TemporaryDirectory() as folder:
-                contestants = {name: training_step(cell, name) for name in ATTENTIONS} | {DATA: loading(cell, folder)}
-                timings = interleave(contestants, rounds=2 if quick else 3, least_seconds=0.0)
-                del contestants
-            gc.collect()
-            memory = {}
-            for name in () if quick and cell.task not in QUICK_MEMORY else ATTENTIONS:
-                bar.step(f"memory, {cell.task}, {name}")
-                memory[name] = peak(cell.task, cell.batch, name, cell.attention_dropout)
-            shape = SHAPES[cell.task]
+            with_memory = not quick or cell.task in QUICK_MEMORY
+            rounds = 2 if quick else 3
             measured["cells"].append(
-                {
-                    "task": cell.task,
-                    "tokens": shape.length,
-                    "pair": shape.pair,
-                    "batch": cell.batch,
-                    "attention_dropout": cell.attention_dropout,
-                    "seconds": seconds(timings),
-                    "bytes": memory,
-                }
+                measure(cell, ATTENTIONS, rounds, partial(_step, bar, cell.task), with_memory=with_memory)
             )
             write(out, measured)
     return measured
+
+
+def _step(bar: Progress, task: str, _share: float, label: str) -> None:
+    bar.step(f"{label}, {task}")
+
+
+def measure(
+    cell: Cell,
+    attentions: Sequence[str],
+    rounds: int,
+    show: Callable[[float, str], None],
+    *,
+    with_memory: bool = True,
+) -> dict[str, Any]:
+    """Seconds of a step of each in turns; then peak memory, each in a process of its own."""
+    show(0.0, "time")
+    with TemporaryDirectory() as folder:
+        contestants = {name: training_step(cell, name) for name in attentions} | {DATA: loading(cell, folder)}
+        timings = interleave(contestants, rounds=rounds, least_seconds=0.0)
+        del contestants
+    gc.collect()
+    memory = {}
+    for number, name in enumerate(attentions if with_memory else ()):
+        show(0.5 + 0.5 * number / len(attentions), f"memory, {name}")
+        memory[name] = peak(cell.task, cell.batch, name, cell.attention_dropout)
+    shape = SHAPES[cell.task]
+    return {
+        "task": cell.task,
+        "tokens": shape.length,
+        "pair": shape.pair,
+        "batch": cell.batch,
+        "attention_dropout": cell.attention_dropout,
+        "seconds": seconds(timings),
+        "bytes": memory,
+    }
 
 
 def training_step(cell: Cell, attention: str, length: int | None = None) -> Callable[[], object]:

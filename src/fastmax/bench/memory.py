@@ -1,5 +1,6 @@
 """Peak memory of a forward and backward pass, in a process of its own: `python -m fastmax.bench.memory '{...}'`."""
 
+import ctypes
 import json
 import resource
 import subprocess
@@ -37,6 +38,13 @@ def _run(*, tokens: int, head_dim: int, order: int, is_causal: bool, backend: st
     before = reset_peak()
     tensors = pass_over(tokens)
     return {"tensors": tensors, "before": before, "peak": current_peak()}
+
+
+def free_at_once() -> None:
+    """Where the C library can: memory that is freed goes back to the system, so that a later peak is not hidden in it."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: larger blocks are mapped one by one
 
 
 def reset_peak() -> int:

@@ -19,6 +19,7 @@ BENCHES = {
     "generate": "a token of generation by a model of transformers: time and memory, against a cache of keys and values",
     "dropout": "what each dropout mode costs",
     "decay": "what forgetting costs, against the same call without",
+    "distributed": "a sequence over several processes: bytes, time, and the cost on paper of many machines",
     "long": "one head over a million tokens: time, memory, precision",
     "lra": "training steps per second and memory of every attention of the Long Range Arena",
 }
@@ -45,8 +46,24 @@ def _bench(options: argparse.Namespace) -> None:
     if options.out is not None:
         _check_writable(Path(options.out))
     parts = {"only": Selection(**given(Selection, options))} if options.action == "kernel" else {}
+    if options.action == "kernel" and options.device == "cuda":
+        _on_a_gpu(options.out, options.quick, parts["only"])
+        return
     measured = import_module(f"fastmax.bench.{options.action}").run(options.out, options.quick, **parts)
     show(import_module(f"fastmax.report.{options.action}").summary(measured))
+
+
+def _on_a_gpu(out: str | None, quick: bool, only: Selection) -> None:
+    from fastmax.bench import gpu
+    from fastmax.report.gpu import summary
+
+    chosen = gpu.cells(
+        only.tokens or ((4096, 16384) if quick else (1024, 4096, 16384, 65536)),
+        only.head_dim or ((64,) if quick else (32, 64, 128)),
+        (2,) if only.order is None and quick else (1, 2) if only.order is None else (only.order,),
+        ("bfloat16",) if only.dtype is None else (only.dtype,),
+    )
+    show(summary(gpu.run(out, list(chosen))))
 
 
 def _check_writable(path: Path) -> None:

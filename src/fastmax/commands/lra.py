@@ -12,6 +12,7 @@ from fastmax.commands.parser import ArgumentValueError, Parser, subcommands
 from fastmax.commands.shared import DataFolder, Threads, data_folder, set_threads
 from fastmax.lra import tasks
 from fastmax.lra.config import ModelPreset, Pace, TrainPreset
+from fastmax.lra.processes import Processes, Share
 from fastmax.lra.quirks import Quirks, flags
 from fastmax.lra.run import RunConfig, configure
 
@@ -34,6 +35,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     commands = subcommands(lra, "action", ["train", "sweep", "eval"])
     one = commands.add_parser("train", help="train one attention on one task, then test it")
     _add_run(one)
+    add_arguments(one, Processes)
     one.add_argument("--resume", action="store_true", help="continue the run in --out")
     one.set_defaults(run=_train, stopped="stopped; run it again with --resume to go on")
     grid = commands.add_parser("sweep", help="train a grid of tasks and attentions; run it again to go on")
@@ -73,7 +75,14 @@ def _train(options: argparse.Namespace) -> None:
     _check_extra()
     set_threads(options)
     out = folder(Path("runs/lra"), config) if options.out is None else options.out
-    train(config, data=data_folder(options), out=out, resume=options.resume, pace=Pace(**given(Pace, options)))
+    train(
+        config,
+        data=data_folder(options),
+        out=out,
+        resume=options.resume,
+        pace=Pace(**given(Pace, options)),
+        processes=Processes(**given(Processes, options)),
+    )
     if is_main_process():
         print(f"written to {out}")
     _part()
@@ -113,7 +122,10 @@ def _eval(options: argparse.Namespace) -> None:
     accelerator = make_accelerator(held.config.precision)
     model = accelerator.prepare(held.config.make_model())
     checkpoint.restore(held, model, None)
-    score = evaluate(accelerator, model, load_split(held.config, options.split, data_folder(options)), held.config)
+    part = Share(accelerator.process_index, accelerator.num_processes)
+    score = evaluate(
+        accelerator, part, model, load_split(held.config, options.split, data_folder(options)), held.config
+    )
     if accelerator.is_main_process:
         what = f"{held.config.task}, {held.config.attention}, step {held.position.step:,}, {options.split}"
         print(f"{what}: loss {score.loss:.4f}, accuracy {score.accuracy:.4f} ({score.examples:,} examples)")

@@ -1,4 +1,4 @@
-"""`fastmax reproduce`: run an experiment; what is measured already is not measured again."""
+"""`fastmax reproduce`: measure what the paper shows; what is measured already is not measured again."""
 
 import argparse
 from dataclasses import dataclass
@@ -8,47 +8,51 @@ from fastmax._settings import add_arguments, setting
 from fastmax.commands.parser import Parser
 from fastmax.commands.shared import DataFolder, Threads, data_folder, set_threads
 
-EXPERIMENTS = ("language", "recall")
+EXPERIMENTS = ("exactness", "scaling", "maps", "dropout", "language", "recall", "lra-speed", "lra")
+BUDGETS = ("quick", "cpu", "full")
 
 
 @dataclass(frozen=True)
-class Experiments:
-    out: Path = setting("where the results are and go", default=Path("results/learning"), metavar="DIR")
-    steps: int = setting("steps of training of a language model", default=600, at_least=1)
+class Reproduction:
+    budget: str = setting(
+        "quick: minutes, no data needed; cpu: hours, real data; full: the paper's scale, for GPUs;",
+        default="quick",
+        choices=BUDGETS,
+    )
+    out: Path | None = setting("where the results are and go (default: out/BUDGET)", default=None, metavar="DIR")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
-    reproduce = subparsers.add_parser("reproduce", help="run experiments, and go on where they were stopped")
+    reproduce = subparsers.add_parser("reproduce", help="measure what the paper shows, and go on where it was stopped")
     reproduce.add_argument(
-        "--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS), help="which (default: all)"
-    )
-    reproduce.add_argument("--tokens", nargs="+", type=int, choices=(128, 512), default=[128, 512], help="of language")
-    for kind in (Experiments, DataFolder, Threads):
+        "--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS), metavar="NAME",
+        help=f"which experiments: {', '.join(EXPERIMENTS)} (default: all)",
+    )  # fmt: skip
+    for kind in (Reproduction, DataFolder, Threads):
         add_arguments(reproduce, kind)
     reproduce.set_defaults(run=_run, stopped="stopped; run it again to go on")
 
 
-def _run(options: argparse.Namespace) -> None:
-    from fastmax.reproduce import learning
+def _run(options: argparse.Namespace) -> int:
+    from fastmax.reproduce import experiments, runner
 
     set_threads(options)
-    if "recall" in options.only:
-        learning.run_recall(options.out)
-    if "language" in options.only:
-        learning.run_language(data_folder(options), options.out, options.tokens, options.steps)
-    _show(options.out)
+    out = Path("out") / options.budget if options.out is None else options.out
+    chosen = [one for name, one in experiments.EXPERIMENTS.items() if name in options.only]
+    outcome = runner.run(
+        chosen, options.budget, data=data_folder(options), out=out, command=_command(options)
+    )  # fmt: skip
+    print(f"{outcome.measured} measured, {len(outcome.left_out)} left out; the results are in {out}")
+    return 1 if outcome.left_out else 0
 
 
-def _show(out: Path) -> None:
-    """The tables of all that is there."""
-    from fastmax.report import learning as report
-    from fastmax.report.terminal import show
-    from fastmax.reproduce.queue import results
-
-    for path in sorted(out.glob("language-*.jsonl"), key=lambda path: (len(path.name), path.name)):
-        found = results(path)
-        tokens = path.stem.removeprefix("language-")
-        show(f"Language, {tokens} tokens\n\n{report.language(found)}\n\n{report.reaches(found)}")
-    found = results(out / "recall.jsonl")
-    if found:
-        show(f"Recall\n\n{report.recall(found)}")
+def _command(options: argparse.Namespace) -> str:
+    """As it was given, but for folders: where a user keeps things is no part of a result."""
+    parts = ["fastmax reproduce", f"--budget {options.budget}"]
+    if options.only != list(EXPERIMENTS):
+        parts.append(f"--only {' '.join(options.only)}")
+    if options.threads is not None:
+        parts.append(f"--threads {options.threads}")
+    if options.data is not None:
+        parts.append("--data DIR")
+    return " ".join(parts)

@@ -1,7 +1,6 @@
 """Checkpoints in safetensors, optimizer included and no pickle, written in one step: a kill leaves the old one whole."""
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from fastmax._atomic_file import write_whole
+from fastmax import _tensor_file
 from fastmax.lra.run import RunConfig
 
 FORMAT = "fastmax.lra"
@@ -70,30 +69,21 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    import safetensors.torch
-
-    tensors = {_MODEL + name: x.contiguous() for name, x in checkpoint.model.items()}
-    tensors |= {_OPTIMIZER + name: x.contiguous() for name, x in checkpoint.optimizer.items()}
+    tensors = {_MODEL + name: x for name, x in checkpoint.model.items()}
+    tensors |= {_OPTIMIZER + name: x for name, x in checkpoint.optimizer.items()}
     metadata = {
         "format": FORMAT,
         "config": checkpoint.config.to_json(),
         "position": json.dumps(asdict(checkpoint.position)),
     }
-    write_whole(path, safetensors.torch.save(tensors, metadata))
+    _tensor_file.write(path, tensors, metadata)
 
 
 def load(path: Path) -> Checkpoint:
     """ValueError if the file is damaged or is something else."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(os.fspath(path), framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise ValueError(f"{path} is no checkpoint of fastmax lra: its format is {metadata.get('format')}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error})") from error
+    metadata, tensors = _tensor_file.read(path)
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} is no checkpoint of fastmax lra: its format is {metadata.get('format')}")
     parts = [
         {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
         for prefix in (_MODEL, _OPTIMIZER)

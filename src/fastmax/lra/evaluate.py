@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fastmax.lra import tasks
 from fastmax.lra.batches import in_order, take
+from fastmax.lra.processes import Share
 from fastmax.lra.run import RunConfig
 
 MOVING_BATCHES = 20
@@ -46,26 +47,35 @@ def batches(split: tasks.Split, config: RunConfig, *, evaluation: int | None = N
 
 
 def evaluate(
-    accelerator: Any, model: nn.Module, split: tasks.Split, config: RunConfig, *, evaluation: int | None = None
+    accelerator: Any,
+    share: Share,
+    model: nn.Module,
+    split: tasks.Split,
+    config: RunConfig,
+    *,
+    evaluation: int | None = None,
 ) -> Score:
     """The score over `batches`, in evaluation mode; the model is left as it was."""
-    rank, world = accelerator.process_index, accelerator.num_processes
     sums = torch.zeros(3, dtype=torch.float64)
     training = model.training
     model.eval()
     with torch.no_grad():
         for rows in batches(split, config, evaluation=evaluation):
-            part = rows[rank::world]
+            part = rows[share.rank :: share.world]
             # every process must make every call of a wrapped model, so one without examples repeats the first
             b = take(split, part if len(part) else rows[:1], trim=not config.quirks.full_length_mean)
-            b = b.to(accelerator.device)
+            b = share.of(b).to(accelerator.device)
             with accelerator.autocast():
                 logits = model(b.tokens, b.lengths).float()
-            if len(part):
+            if len(part) and share.shard == 0:  # the others that share the sequences have the same logits
                 loss = cross_entropy(logits, b.labels, reduction="sum").double()
                 correct = (logits.argmax(-1) == b.labels).sum().double()
                 sums += torch.stack((loss, correct, torch.tensor(len(part)).to(correct))).cpu()
     model.train(training)
     # fp32 would round counts beyond 2^24, and some devices have no fp64
-    total = accelerator.reduce(sums.to(accelerator.device), "sum").tolist() if world > 1 else sums.tolist()
+    total = (
+        accelerator.reduce(sums.to(accelerator.device), "sum").tolist()
+        if accelerator.num_processes > 1
+        else sums.tolist()
+    )
     return Score(total[0] / total[2], total[1] / total[2], int(total[2]))

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from fastmax.baselines import Attention, Options, attention
+from fastmax.call import accumulation_dtype
 from fastmax.lra.config import ModelPreset
 from fastmax.lra.dropout import Dropout
 from fastmax.lra.quirks import Quirks
 from fastmax.lra.tasks import Task
+from fastmax.nn.sharded import Sequence, SharesSequence
 
 INIT_STD = 0.02
 MakeAttention = Callable[[int], Attention]
@@ -32,7 +34,8 @@ class SelfAttention(nn.Module):
         parts = self.project(x).chunk(2 if self.inner.shares_keys else 3, -1)
         heads = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts]
         q, k, v = heads[0], heads[-2], heads[-1]
-        o: Tensor = self.inner(q, k, v, mask)
+        forgets = {} if self.inner.gate is None else {"log_decay": self.inner.gate(x)}
+        o: Tensor = self.inner(q, k, v, mask, **forgets)
         result: Tensor = self.out(o.transpose(1, 2).flatten(2))
         return result
 
@@ -60,8 +63,12 @@ class Block(nn.Module):
         return result
 
 
-class Encoder(nn.Module):
-    """Tokens (B, N) and how many of them are real (B,), or None if all are -> one vector per sequence, (B, dim)."""
+class Encoder(nn.Module, SharesSequence):
+    """Tokens (B, N) and how many of them are real (B,), or None if all are -> one vector per sequence, (B, dim).
+
+    Where processes share a sequence the tokens are those of one of them, the numbers of real ones those of all, and the
+    vector is the same everywhere.
+    """
 
     positions: Tensor
 
@@ -87,23 +94,33 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(preset.dim)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
-        mask = self._mask(tokens, lengths)
+        start = 0 if self.sequence is None else self.sequence.starts((tokens.shape[1],), tokens.device)[0]
+        mask = self._mask(tokens, lengths, start)
         x = self.tokens(tokens)
         if self.cls is not None:
-            x = torch.cat((self.cls.expand(len(x), -1, -1), x), 1)
-            mask = None if mask is None else nn.functional.pad(mask, (1, 0), value=True)
-        x = self.dropout(x + self.positions[: x.shape[1]])
+            # before the first token of all
+            count = 1 if self.sequence is None or self.sequence.is_first else 0
+            x = torch.cat((self.cls.expand(len(x), -1, -1)[:, :count], x), 1)
+            mask = None if mask is None else nn.functional.pad(mask, (count, 0), value=True)
+            start += 1 - count
+        x = self.dropout(x + self.positions[start : start + x.shape[1]])
         for block in self.blocks:
             x = block(x, mask)
-        x = self.norm(x)
-        return x[:, 0] if self.cls is not None else mean_pool(x, mask, over_all=self.quirks.full_length_mean)
+        return self._pooled(self.norm(x), mask)
 
-    def _mask(self, tokens: Tensor, lengths: Tensor | None) -> Tensor | None:
+    def _mask(self, tokens: Tensor, lengths: Tensor | None, start: int = 0) -> Tensor | None:
         if self.quirks.zero_is_padding:
             return tokens != 0
         if lengths is None:
             return None
-        return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
+        return torch.arange(start, start + tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
+
+    def _pooled(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if self.cls is None:
+            return mean_pool(x, mask, over_all=self.quirks.full_length_mean, sequence=self.sequence)
+        if self.sequence is None:
+            return x[:, 0]
+        return self.sequence.total(x[:, :1].sum(1) * self.sequence.is_first)
 
 
 class Classifier(nn.Module):
@@ -145,7 +162,12 @@ def classifier(
 
     def make(length: int) -> Attention:
         return attention(
-            name, head_dim=preset.qkv // preset.heads, num_heads=preset.heads, max_length=length, options=options
+            name,
+            head_dim=preset.qkv // preset.heads,
+            num_heads=preset.heads,
+            max_length=length,
+            embed_dim=preset.dim,
+            options=options,
         )
 
     return Classifier(task, preset, make, Quirks() if quirks is None else quirks)
@@ -162,12 +184,15 @@ def attention_options(preset: ModelPreset, base: Options | None = None) -> Optio
     )
 
 
-def mean_pool(x: Tensor, mask: Tensor | None, *, over_all: bool = False) -> Tensor:
+def mean_pool(x: Tensor, mask: Tensor | None, *, over_all: bool = False, sequence: Sequence | None = None) -> Tensor:
     """(B, N, dim) -> (B, dim): the mean over real tokens, or their sum over the full length."""
-    if mask is None:
+    if mask is None and sequence is None:
         return x.mean(1)
-    count = x.shape[1] if over_all else mask.sum(1, keepdim=True).clamp(min=1)
-    return ((mask / count).to(x.dtype).unsqueeze(1) @ x).squeeze(1)
+    mask = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+    count = (torch.ones_like(mask) if over_all else mask).sum(1, keepdim=True)
+    count = (count if sequence is None else sequence.total(count)).clamp(min=1)
+    mean = ((mask.to(accumulation_dtype(x.dtype)) / count).to(x.dtype).unsqueeze(1) @ x).squeeze(1)
+    return mean if sequence is None else sequence.total(mean)
 
 
 def sinusoidal(length: int, dim: int) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from fastmax._settings import check, rules, setting
-from fastmax.baselines import NAMES, SCALES, Options
+from fastmax.baselines import DECAYS, NAMES, SCALES, Options
 from fastmax.dropout import MODES
 from fastmax.lra import presets, tasks
 from fastmax.lra.config import ModelPreset, TrainPreset
@@ -23,6 +23,7 @@ class RunConfig:
     model: ModelPreset
     train: TrainPreset
     scale: str = setting("of fastmax", default=Options.scale, choices=SCALES)
+    decay: str = setting("of fastmax, in both directions", default=Options.decay, choices=DECAYS)
     dropout_mode: str = setting("of fastmax", default=Options.dropout_mode, choices=MODES)
     seed: int = setting("of weights, order and dropout", default=0, at_least=0, below=2**63)
     length: int | None = setting("cut sequences to so many tokens", default=None, at_least=1)
@@ -66,7 +67,9 @@ class RunConfig:
         return tasks.task(self.task, length=self.length)
 
     def make_model(self) -> Classifier:
-        options = attention_options(self.model, Options(scale=self.scale, dropout_mode=self.dropout_mode))
+        options = attention_options(
+            self.model, Options(scale=self.scale, decay=self.decay, dropout_mode=self.dropout_mode)
+        )
         return classifier(self.task_shape(), self.model, self.attention, options=options, quirks=self.quirks)
 
 

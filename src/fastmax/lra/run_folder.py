@@ -8,11 +8,15 @@ from pathlib import Path
 LOCK = ".lock"
 
 
+class InUseError(ValueError):
+    """Another process holds the folder."""
+
+
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
     """Makes the folder if need be and holds it; folders made that are still empty at the end are removed again.
 
-    ValueError if another process holds it.
+    InUseError if another process holds it.
     """
     made = _make(folder)
     try:
@@ -47,7 +51,7 @@ def _lock(folder: Path) -> int:
         except BlockingIOError:
             holder = os.pread(file, 32, 0).decode(errors="replace") or "unknown"
             os.close(file)
-            raise ValueError(
+            raise InUseError(
                 f"{folder} is in use by another run (process {holder}): wait for its end, or give another --out"
             ) from None
         # a run that just ended may have removed the file between our opening and locking it

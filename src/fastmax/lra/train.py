@@ -21,6 +21,7 @@ from fastmax.lra.checkpoint import Position
 from fastmax.lra.config import Pace
 from fastmax.lra.evaluate import batches, evaluate, load_split
 from fastmax.lra.metrics import Metrics
+from fastmax.lra.processes import Processes, Share, share
 from fastmax.lra.run import RunConfig
 from fastmax.lra.run_folder import exclusive
 from fastmax.lra.schedule import learning_rate
@@ -50,6 +51,7 @@ def train(
     out: Path,
     resume: bool = False,
     pace: Pace | None = None,
+    processes: Processes | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train, test the best checkpoint, write and return the result. `resume` continues if there is something to continue.
@@ -58,7 +60,9 @@ def train(
     """
     pace = Pace() if pace is None else pace
     accelerator = make_accelerator(config.precision)
-    check_shards(config.train.batch, accelerator.num_processes)
+    model = _first_weights(config)
+    part = share(accelerator, Processes() if processes is None else processes, model)
+    check_shards(config.train.batch, part.world)
     with _held(accelerator, out):
         found = _found(config, out, resume)
         if found is not None and (out / RESULT).exists():
@@ -68,7 +72,12 @@ def train(
             splits = {name: load_split(config, name, data) for name in tasks.SPLITS}
         for name in ("val", "test"):
             batches(splits[name], config)
-        return _run(accelerator, config, splits, found, out, pace, say)
+        return _run(accelerator, part, model, config, splits, found, out, pace, say)
+
+
+def _first_weights(config: RunConfig) -> nn.Module:
+    torch.manual_seed(config.seed)
+    return config.make_model()
 
 
 @contextmanager
@@ -91,6 +100,8 @@ def _held(accelerator: Any, out: Path) -> Iterator[None]:
 
 def _run(
     accelerator: Any,
+    part: Share,
+    model: nn.Module,
     config: RunConfig,
     splits: dict[str, Split],
     found: checkpoint.Checkpoint | None,
@@ -98,8 +109,6 @@ def _run(
     pace: Pace,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    torch.manual_seed(config.seed)
-    model = config.make_model()
     model, optimizer = accelerator.prepare(model, make_optimizer(model, config))
     position = Position()
     if found is not None:
@@ -108,10 +117,10 @@ def _run(
     if accelerator.is_main_process:
         remove_partial(out)
         with Metrics(out, position.step) as metrics:
-            position = _loop(accelerator, model, optimizer, splits, config, position, out, pace, metrics, say)
+            position = _loop(accelerator, part, model, optimizer, splits, config, position, out, pace, metrics, say)
     else:
-        position = _loop(accelerator, model, optimizer, splits, config, position, out, pace, None, say)
-    return _finish(accelerator, model, config, position, splits["test"], out, say)
+        position = _loop(accelerator, part, model, optimizer, splits, config, position, out, pace, None, say)
+    return _finish(accelerator, part, model, config, position, splits["test"], out, say)
 
 
 def _found(config: RunConfig, out: Path, resume: bool) -> checkpoint.Checkpoint | None:
@@ -124,17 +133,18 @@ def _found(config: RunConfig, out: Path, resume: bool) -> checkpoint.Checkpoint 
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
-    """A learned scale is left out of weight decay, which would pull it to uniform attention."""
+    """Learned scales and gates are left out of weight decay, which would pull them to uniform attention and to 1/2."""
     t = config.train
-    scales = [p for name, p in model.named_parameters() if name.endswith("head_scale")]
-    others = [p for name, p in model.named_parameters() if not name.endswith("head_scale")]
+    spared = {name: p for name, p in model.named_parameters() if name.endswith("head_scale") or ".gate." in name}
+    others = [p for name, p in model.named_parameters() if name not in spared]
     groups: list[dict[str, Any]] = [{"params": others}]
-    groups += [{"params": scales, "weight_decay": 0.0}] if scales else []
+    groups += [{"params": list(spared.values()), "weight_decay": 0.0}] if spared else []
     return torch.optim.AdamW(groups, lr=t.lr, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay, fused=True)
 
 
 def _loop(
     accelerator: Any,
+    part: Share,
     model: nn.Module,
     optimizer: Any,
     splits: dict[str, Split],
@@ -150,7 +160,7 @@ def _loop(
     model.train()
     with Progress(steps - first, "training") as bar:
         for step in range(first, steps):
-            loss, accuracy = _step(accelerator, model, optimizer, splits["train"], config, step)
+            loss, accuracy = _step(accelerator, part, model, optimizer, splits["train"], config, step)
             done = step + 1
             last = done == steps
             if last or done % pace.log_every == 0:
@@ -167,7 +177,7 @@ def _loop(
             evaluated = last or done % config.evaluation_steps == 0
             position = replace(position, step=done)
             if evaluated:
-                position = _evaluate_dev(accelerator, model, splits["val"], config, position, out, metrics, say)
+                position = _evaluate_dev(accelerator, part, model, splits["val"], config, position, out, metrics, say)
             if evaluated or done % pace.checkpoint_every == 0:
                 held = checkpoint.collect(config, position, model, optimizer.optimizer)
                 if accelerator.is_main_process:
@@ -176,13 +186,13 @@ def _loop(
 
 
 def _step(
-    accelerator: Any, model: nn.Module, optimizer: Any, split: Split, config: RunConfig, step: int
+    accelerator: Any, part: Share, model: nn.Module, optimizer: Any, split: Split, config: RunConfig, step: int
 ) -> tuple[Tensor, Tensor]:
     """One update. Returns the loss and the accuracy of this process's part of the batch."""
-    rank, world = accelerator.process_index, accelerator.num_processes
     rows = training_rows(len(split.labels), config.train.batch, config.seed, step)
-    batch = take(split, shard(rows, rank, world), trim=not config.quirks.full_length_mean).to(accelerator.device)
-    torch.manual_seed(step_seed(config.seed, step, rank))
+    batch = take(split, shard(rows, part.rank, part.world), trim=not config.quirks.full_length_mean)
+    batch = part.of(batch).to(accelerator.device)
+    torch.manual_seed(step_seed(config.seed, step, accelerator.process_index))
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config.train, step)
     with accelerator.autocast():
@@ -204,6 +214,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 def _evaluate_dev(
     accelerator: Any,
+    part: Share,
     model: nn.Module,
     split: Split,
     config: RunConfig,
@@ -214,7 +225,7 @@ def _evaluate_dev(
 ) -> Position:
     """Score the dev set; keep the weights if they are the best since the share of steps that the preset waits for."""
     number = position.step // config.evaluation_steps
-    score = evaluate(accelerator, model, split, config, evaluation=number)
+    score = evaluate(accelerator, part, model, split, config, evaluation=number)
     if metrics is not None:
         metrics.log(position.step, "dev", {"loss": score.loss, "accuracy": score.accuracy})
         say(f"step {position.step:,}: dev loss {score.loss:.4f}, accuracy {score.accuracy:.4f} ({score.examples:,})")
@@ -229,6 +240,7 @@ def _evaluate_dev(
 
 def _finish(
     accelerator: Any,
+    part: Share,
     model: nn.Module,
     config: RunConfig,
     position: Position,
@@ -238,7 +250,7 @@ def _finish(
 ) -> dict[str, Any]:
     accelerator.wait_for_everyone()
     checkpoint.restore(checkpoint.load(out / BEST), model, None)
-    score = evaluate(accelerator, model, split, config)
+    score = evaluate(accelerator, part, model, split, config)
     result = {
         "config": json.loads(config.to_json()),
         "test": score._asdict(),

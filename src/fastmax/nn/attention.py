@@ -9,16 +9,17 @@ from torch import Tensor, nn
 from fastmax.api import fastmax_attention
 from fastmax.call import accumulation_dtype, normalization
 from fastmax.core import normalized
-from fastmax.nn import decoding, extra_keys, masks, nested, projection
+from fastmax.nn import decoding, extra_keys, masks, nested, projection, sharded
 from fastmax.nn.fused_path import FusedPathGuard
 from fastmax.nn.gate import Gate
 from fastmax.nn.options import MEMORY, LayerOptions, layer_scale
 from fastmax.nn.rotary import rotate
+from fastmax.nn.sharded import SharesSequence
 from fastmax.reference import attention_matrix
 from fastmax.state import FastmaxState
 
 
-class FastmaxAttention(nn.MultiheadAttention):
+class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
     """Multi-head Fastmax attention, in time and memory linear in the sequence length.
 
     Constructor, parameters, `forward` and results are those of torch.nn.MultiheadAttention, and state_dicts load from one
@@ -183,6 +184,8 @@ class FastmaxAttention(nn.MultiheadAttention):
         cut into pieces, the results are those of the causal attention over all of it. Positions go on counting; a token
         that `key_padding_mask` hides takes none. It needs `is_causal` and no weights.
         """
+        if self.sequence is not None:
+            sharded.check(query, need_weights, attn_mask, state)
         if query.is_nested and query is key is value and self.batch_first and not need_weights and state is None:
             return self._nested(query, key_padding_mask, attn_mask, is_causal), None
         projection.check(query, key, value, (self.embed_dim, self.kdim, self.vdim), self.batch_first)
@@ -202,8 +205,8 @@ class FastmaxAttention(nn.MultiheadAttention):
         q, k, v = self._projected(query, key, value)
         normalize = self.options.normalize
         if self.options.rotary:
-            positions = None if state is None else decoding.positions(state, mask, k.shape[2])
-            q, k, normalize = self._rotated(q, positions), self._rotated(k, positions), False
+            q_at, k_at = self._positions(q, k, mask, state)
+            q, k, normalize = self._rotated(q, q_at), self._rotated(k, k_at), False
         extra, values = self._extra_keys()
         if extra:
             q, k, v, mask = extra_keys.prepend(q, k, v, mask, extra, values, is_causal)
@@ -222,7 +225,8 @@ class FastmaxAttention(nn.MultiheadAttention):
             o = decoding.attend(state, q, k, v, mask, log_decay, dropout, options)
         else:
             run = {"is_causal": is_causal, "log_decay": log_decay, "backend": self.options.backend}
-            o = self._attend(q, k, v, mask, **run, **options, **dropout)
+            attend = self._attend if self.sequence is None else self.sequence.attend
+            o = attend(q, k, v, mask, **run, **options, **dropout)
         output = self.out_proj(projection.merge_heads(o[:, :, hidden:], batch is not None, self.batch_first))
         if not need_weights:
             return output, None
@@ -276,6 +280,20 @@ class FastmaxAttention(nn.MultiheadAttention):
             key = key.transpose(0, 1)
         log_decay: Tensor = self.gate(key)
         return log_decay
+
+    def _positions(
+        self, q: Tensor, k: Tensor, mask: Tensor | None, state: FastmaxState | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Of queries and keys; None where they count from 0."""
+        if state is not None:
+            positions = decoding.positions(state, mask, k.shape[2])
+            return positions, positions
+        if self.sequence is None:
+            return None, None
+        lengths = q.shape[2], k.shape[2]
+        starts = self.sequence.starts(lengths, q.device)
+        of_q, of_k = (start + torch.arange(n, device=q.device) for start, n in zip(starts, lengths, strict=True))
+        return of_q, of_k
 
     def _standardized(self, x: Tensor) -> Tensor:
         return normalized(x.to(accumulation_dtype(x.dtype)), normalization(self.options.normalize))

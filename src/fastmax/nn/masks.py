@@ -36,7 +36,7 @@ def recognise(
     if key_padding_mask is not None:
         expected = (keys,) if batch is None else (batch, keys)
         _check_shape("key_padding_mask", key_padding_mask, [expected])
-        keep = _allowed(key_padding_mask, "key_padding_mask", may_assert_later=True).reshape(-1, 1, 1, keys)
+        keep = _allowed(key_padding_mask, "key_padding_mask", may_assert_later=True).reshape(batch or 1, 1, 1, keys)
     if attn_mask is None:
         return keep, is_causal
     _check_shape("attn_mask", attn_mask, [(queries, keys), ((batch or 1) * num_heads, queries, keys)])

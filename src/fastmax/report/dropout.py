@@ -6,15 +6,16 @@ from fastmax.report.table import mask, milliseconds, table, times
 
 
 def summary(measured: dict[str, Any]) -> str:
-    """Against the same backend without dropout."""
+    """Ratios to the same call without dropout, medians of neighbouring measurements."""
     rows = []
     for cell in measured["cells"]:
-        best = {name: t["best"] for name, t in cell["seconds"].items()}
-        for name, t in best.items():
-            rows.append([mask(cell["is_causal"]), name, milliseconds(t), times(t / best["none"])])
-    _, heads, tokens, head_dim = measured["shape"]
+        took = dict(cell["seconds"])
+        none = took.pop("none")
+        what = f"{cell['backend']}, {cell['head_dim']}, {mask(cell['is_causal'])}"
+        title = what + (", with gradients" if cell["backward"] else "")
+        rows.append([title, milliseconds(none["median"]), *(times(took[mode]["paired"]) for mode in took)])
     title = (
-        f"Dropout {measured['rate']}, forward + backward, order {measured['order']}, N = {tokens:,}, "
-        f"{heads} heads of {head_dim}, fp32, chunked backend"
+        f"Dropout {measured['rate']}, order {measured['order']}, N = {measured['tokens']:,}, {measured['heads']} heads, "
+        "fp32: times over those without; medians, ratios of neighbouring measurements"
     )
-    return f"{title}\n\n{table(['', 'mode', 'time', 'of none'], rows)}"
+    return f"{title}\n\n{table(['backend, D', 'without', *took], rows)}"

@@ -1,63 +1,66 @@
-"""Language: bytes of a text, rotary positions, equal steps: how far Fastmax is from softmax, and what a forget gate does."""
+"""Scale, order, decay (ours): language models of every attention, learning rate tuned alike, over seeds."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from fastmax.reproduce import texts
+from fastmax.reproduce.items import Document, Item, slug
+from fastmax.reproduce.language_model import LanguageRun, language
+from fastmax.reproduce.training import ATTENTIONS
 
-from fastmax.models import LMConfig
-from fastmax.reproduce.training import make_model, reaches, train
-
-VALIDATION = 49_152
-"""Characters of the validation text whose loss is taken: windows, evenly spread and the same for all."""
-
-
-@dataclass(frozen=True)
-class LanguageRun:
-    attention: str
-    tokens: int = 128
-    lr: float = 2e-3
-    seed: int = 0
-    steps: int = 600
-    batch: int = 8
-    layers: int = 2
-    width: int = 128
-    heads: int = 4
-    memory: tuple[float, float] = (2.0, 7.0)
+NAME = "language"
+RATES = (2e-3, 4e-3, 8e-3)
+COMPARED = ("softmax", "fastmax2, gated", "softmax, gated")
+"""At more than 128 tokens."""
+SEEDS = (0, 1, 2)
+QUICK = LanguageRun("", 64, 4e-3, 0, 80, 8, 1, 48, 2, text="listops", validation=4096)
+LONG = LanguageRun("", 1024, 2e-3, 0, 20_000, 16, 6, 384, 6)
+"""For a GPU."""
 
 
-def language(run: LanguageRun, train_text: Tensor, val_text: Tensor, vocabulary: int) -> dict[str, Any]:
-    """Validation loss in nats per character, its bits, and the reach of the gates."""
-    config = LMConfig(
-        vocabulary, layers=run.layers, width=run.width, heads=run.heads, mlp_ratio=2, memory=run.memory
-    )  # fmt: skip
-    model = make_model(run.attention, run.seed, config)
-    generator = torch.Generator().manual_seed(run.seed)
-
-    def loss_of() -> Tensor:
-        starts = torch.randint(len(train_text) - run.tokens - 1, (run.batch,), generator=generator)
-        return _loss(model(_windows(train_text, starts, run.tokens)[:, :-1]), _windows(train_text, starts, run.tokens))
-
-    result = train(
-        model, model.parameter_groups(0.1), loss_of, lr=run.lr, steps=run.steps, warmup=max(1, run.steps // 10)
-    )  # fmt: skip
-    starts = torch.linspace(0, len(val_text) - run.tokens - 2, VALIDATION // run.tokens).long()
-    model.eval()
-    with torch.no_grad():
-        windows = _windows(val_text, starts, run.tokens)
-        losses = [_loss(model(w[:, :-1]), w).item() for w in windows.reshape(-1, 32, windows.shape[1])]
-    loss = sum(losses) / len(losses)
-    more = {"val_loss": loss, "bits_per_character": loss / 0.6931471805599453}
-    reach = reaches(model, _windows(val_text, starts[:4], run.tokens)[:, :-1])
-    return {"run": asdict(run), **result, **more, "reach": reach}
+def best_rates(found: Sequence[Document], tokens: int) -> dict[str, float]:
+    """The learning rate of the lowest validation loss of seed 0, for each attention that has all of them."""
+    losses: dict[str, dict[float, float]] = {}
+    for document in found:
+        run = document["settings"]
+        if run["seed"] == 0 and run["tokens"] == tokens:
+            losses.setdefault(run["attention"], {})[run["lr"]] = document["result"]["val_loss"]
+    return {name: min(of, key=of.__getitem__) for name, of in losses.items() if set(of) >= set(RATES)}
 
 
-def _windows(text: Tensor, starts: Tensor, tokens: int) -> Tensor:
-    """(B, tokens + 1)."""
-    return text[starts[:, None] + torch.arange(tokens + 1)].long()
+def runs(budget: str, found: Sequence[Document]) -> list[LanguageRun]:
+    """Every rate with the first seed; then, with the best rate of each attention, the others. Quick: one rate, one seed."""
+    if budget == "quick":
+        return [replace(QUICK, attention=name) for name in ATTENTIONS]
+    sizes = {
+        "cpu": [(LanguageRun(""), tuple(ATTENTIONS)), (LanguageRun("", tokens=512, batch=4), COMPARED)],
+        "full": [(LONG, tuple(ATTENTIONS))],
+    }[budget]
+    result: list[LanguageRun] = []
+    for base, attentions in sizes:
+        rates = best_rates(found, base.tokens)
+        for name in attentions:
+            result += [replace(base, attention=name, lr=lr) for lr in RATES]
+            if name in rates:
+                result += [replace(base, attention=name, lr=rates[name], seed=seed) for seed in SEEDS[1:]]
+    return result
 
 
-def _loss(logits: Tensor, windows: Tensor) -> Tensor:
-    return cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+def items(budget: str, found: Sequence[Document]) -> list[Item]:
+    return [item(run) for run in runs(budget, found)]
+
+
+def name_of(run: LanguageRun) -> str:
+    return slug(run.text, run.tokens, run.attention, f"lr{run.lr:g}", f"seed{run.seed}").replace("'s", "")
+
+
+def item(run: LanguageRun) -> Item:
+    cost = 3e-6 * run.steps * run.batch * run.tokens * run.layers * max(run.width / 64, 1)
+    return Item(
+        NAME,
+        name_of(run),
+        asdict(run),
+        lambda work: language(run, texts.load(run.text, work.data), work.watch(run.steps)),
+        cost,
+        threads=1,
+    )

@@ -1,6 +1,6 @@
 """Recall: pairs of a key and a value, then the keys once more in another order: what was the value? (MQAR, Arora 2023)"""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
@@ -9,11 +9,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, elu, gelu, pad, scaled_dot_product_attention
 
 from fastmax.api import fastmax_attention
+from fastmax.baselines.performer import STABILIZER, log_features, orthogonal_gaussian
 from fastmax.nn.gate import Gate
 from fastmax.nn.options import layer_scale
-from fastmax.reproduce.training import train
+from fastmax.reproduce.training import Watch, train
 
 SOLVED = 0.995
+FEATURES = 128
+"""Of Performer."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class RecallRun:
 class Layer(nn.Module):
     """Attention after a short causal convolution of queries, keys and values, as recall models have, then a perceptron."""
 
+    projection: Tensor | None
+
     def __init__(self, run: RecallRun) -> None:
         super().__init__()
         self.attention, self.heads, self.scale = run.attention, run.heads, run.scale
@@ -46,6 +51,8 @@ class Layer(nn.Module):
         self.conv = nn.Parameter(torch.stack((torch.ones(3 * run.width), torch.zeros(3 * run.width))))
         self.gate = Gate("gated", run.width, run.heads, run.memory) if run.attention.endswith("gated") else None
         self.rise, self.fall = nn.Linear(run.width, 2 * run.width), nn.Linear(2 * run.width, run.width)
+        features = orthogonal_gaussian(FEATURES, run.width // run.heads) if run.attention == "performer" else None
+        self.register_buffer("projection", features)
 
     def reset(self) -> None:
         """What is added to the residual stream starts at half the size."""
@@ -58,22 +65,41 @@ class Layer(nn.Module):
         qkv = self.project(y)
         qkv = qkv * self.conv[0] + pad(qkv, (0, 0, 1, -1)) * self.conv[1]
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
-        o = attend(self.attention, q, k, v, self.scale, None if self.gate is None else self.gate(y))
+        decay = None if self.gate is None else self.gate(y)
+        o = attend(self.attention, q, k, v, self.scale, decay, self.projection)
         x = x + self.out(o.transpose(1, 2).flatten(2))
         result: Tensor = x + self.fall(gelu(self.rise(self.norms[1](x))))
         return result
 
 
-def attend(name: str, q: Tensor, k: Tensor, v: Tensor, scale: float | None, log_decay: Tensor | None) -> Tensor:
-    """Causal attention by its name; `scale` in the place of a layer's own."""
+def attend(
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    log_decay: Tensor | None,
+    projection: Tensor | None = None,
+) -> Tensor:
+    """Causal attention by its name; `scale` in the place of a layer's own, `projection` of Performer's features."""
     if name == "softmax":
         return scaled_dot_product_attention(q, k, v, is_causal=True)
     if name == "linear":
-        weights = ((elu(q) + 1) @ (elu(k) + 1).mT).tril()
-        return weights @ v / weights.sum(-1, keepdim=True)
+        return _by_features(elu(q) + 1, elu(k) + 1, v)
+    if name == "performer":
+        assert projection is not None
+        log_q, log_k = log_features(q, projection), log_features(k, projection)
+        # the shifts cancel in the division: per query, and one for all keys of a head
+        phi_q, phi_k = (log_q - log_q.amax(-1, keepdim=True)).exp(), (log_k - log_k.amax((-2, -1), keepdim=True)).exp()
+        return _by_features(phi_q + STABILIZER, phi_k + STABILIZER, v)
     order = int(name.removeprefix("fastmax")[0])
     scale = layer_scale(order, q.shape[-1]) if scale is None else scale
     return fastmax_attention(q, k, v, is_causal=True, order=order, scale=scale, log_decay=log_decay)
+
+
+def _by_features(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
+    weights = (phi_q @ phi_k.mT).tril()
+    return weights @ v / weights.sum(-1, keepdim=True)
 
 
 class Model(nn.Module):
@@ -111,7 +137,7 @@ def examples(run: RecallRun, count: int, generator: torch.Generator) -> tuple[Te
     return tokens, answers
 
 
-def recall(run: RecallRun) -> dict[str, Any]:
+def recall(run: RecallRun, show: Watch = lambda _step, _loss: False) -> dict[str, Any]:
     """Accuracy on examples that were not trained on; training stops once it is solved."""
     model = Model(run)
     generator = torch.Generator().manual_seed(run.seed)
@@ -130,7 +156,8 @@ def recall(run: RecallRun) -> dict[str, Any]:
         asked = answers != -100
         return (guesses[asked] == answers[asked]).float().mean().item()
 
-    def watch(step: int, _loss: float) -> bool:
+    def watch(step: int, loss: float) -> bool:
+        show(step, loss)
         if step % 100:
             return False
         curve.append((step, round(accuracy(), 4)))
@@ -143,7 +170,7 @@ def recall(run: RecallRun) -> dict[str, Any]:
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     result = train(model, groups, loss_of, lr=run.lr, steps=run.steps, warmup=60, watch=watch)
     reach = _reaches(model, questions[:4])
-    return {"run": asdict(run), **result, "accuracy": accuracy(), "curve": curve, "reach": reach}
+    return {**result, "accuracy": accuracy(), "curve": curve, "reach": reach}
 
 
 @torch.no_grad()

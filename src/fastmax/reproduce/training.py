@@ -13,23 +13,36 @@ from fastmax.models import FastmaxLM, LMConfig
 from fastmax.nn import FastmaxAttention
 from fastmax.nn.gate import Gate
 
+Watch = Callable[[int, float], bool]
+"""Of the step and the smoothed loss: whether to stop."""
+Wrap = Callable[[type[FastmaxAttention]], type[FastmaxAttention]]
 ATTENTIONS: dict[str, dict[str, Any]] = {
     "softmax": {"normalize": False, "decay": None},
+    "softmax, standardized": {"normalize": True, "decay": None},
     "softmax, gated": {"normalize": False, "decay": "gated"},
     "fastmax1": {"order": 1, "decay": None},
     "fastmax2": {"order": 2, "decay": None},
-    "fastmax2, scale 1": {"order": 2, "scale": 1.0, "decay": None},
-    "fastmax2, learned": {"order": 2, "decay": "learned"},
+    "fastmax2, paper's scale": {"order": 2, "scale": 1.0, "decay": None},
+    "fastmax2, learned scale": {"order": 2, "learn_scale": True, "decay": None},
+    "fastmax4": {"order": 4, "decay": None},
+    "fastmax2, decay": {"order": 2, "decay": "learned"},
     "fastmax2, gated": {"order": 2, "decay": "gated"},
 }
+"""What each sets of `LMConfig`. Without a word on the scale it is 1 / sqrt(D), for order 1 1 / D; "gated" is the forget gate,
+"decay" one learned decay per head."""
 
 
-def make_model(attention: str, seed: int, config: LMConfig) -> FastmaxLM:
-    """Models of one seed start from the same weights, whatever their attention."""
+def make_model(
+    attention: str,
+    seed: int,
+    config: LMConfig,
+    wrap: Wrap = lambda layer: layer,
+) -> FastmaxLM:
+    """Models of one seed start from the same weights, whatever their attention. `wrap` may change the layer's class."""
     torch.manual_seed(seed)
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__} | ATTENTIONS[attention]
     layer = SoftmaxAttention if attention.startswith("softmax") else FastmaxAttention
-    return FastmaxLM(LMConfig(**settings), layer)
+    return FastmaxLM(LMConfig(**settings), wrap(layer))
 
 
 def train(
@@ -40,7 +53,7 @@ def train(
     lr: float,
     steps: int,
     warmup: int,
-    watch: Callable[[int, float], bool] = lambda _step, _loss: False,
+    watch: Watch = lambda _step, _loss: False,
 ) -> dict[str, Any]:
     """The training loss, smoothed, and the seconds it took; ends early where `watch` says so."""
     optimizer = torch.optim.AdamW(groups, lr, betas=(0.9, 0.95))

@@ -77,6 +77,8 @@ def prepare_step(
     recent_k: Tensor,
     recent_u: Tensor,
     recent_decay: Tensor | None,
+    total_decay: Tensor | None,
+    log_decay: Tensor | None,
     *,
     order: int,
     scale: float,
@@ -93,26 +95,29 @@ def prepare_step(
         recent_k: (B, Hkv, R, D), contiguous, in the dtype of the sums: room for R tokens.
         recent_u: (B, Hkv, R, Dv + 1), likewise.
         recent_decay: (B, Hkv, R), likewise. None if nothing ever decayed.
+        total_decay: (B, Hkv), contiguous, of the dtype `wide`: the total of log_decay over the keys of the sum, or None.
+        log_decay: that of the token, (B, Hkv, 1) in the dtype of the sums; None if and only if `recent_decay` is.
         scale: a number; multiplies `head_scale` where there is one.
         normalize: "standardize", "rms" or "none".
 
     Returns:
         step(q, k, v, head_scale, key_mask, log_decay, recent_count, fold) -> (B, Hq, 1, Dv) in the dtype of v.
-        Of `recent_count` recent tokens the `fold` oldest join `total` in place first, and the others move up. Then k̂, u = [v, 1] and
-        log_decay are written behind them. The query sees the recent tokens and its own, each faded by the decays of the tokens
-        after it, and the sum faded by the decays of all of them.
+        Of `recent_count` recent tokens the `fold` oldest join `total` in place first, and the others move up. Then k̂,
+        u = [v, 1] and log_decay are written behind them. The query sees the recent tokens and its own, each faded by the
+        decays of the tokens after it, and the sum faded by the decays of all of them.
         head_scale: one per query head, (Hq,), or None.
         key_mask: (B, 1), bool, or None: where it is False, k̂, u and log_decay are zeros, whatever k, v and log_decay hold.
-        log_decay: (B, Hkv, 1) in the dtype of the sums; None if and only if `recent_decay` is. Values above 0 or not finite are
-            refused before anything is written.
+        log_decay: values above 0 or not finite are refused before anything is written.
     """
+    assert (recent_decay is None) == (log_decay is None), (q.shape, k.shape, v.shape)
     room = Recent(recent_k, recent_u, recent_decay, True)
-    return partial(_step, room, total, order, scale, normalize)
+    return partial(_step, room, total, total_decay, order, scale, normalize)
 
 
 def _step(
     room: Recent,
     total: Tensor | None,
+    total_decay: Tensor | None,
     order: int,
     scale: float,
     normalize: str,
@@ -128,7 +133,8 @@ def _step(
     dtype = room.keys.dtype
     if log_decay is not None:
         log_decay = log_decay if key_mask is None else torch.where(key_mask.unsqueeze(1), log_decay, 0)
-        check_decays(log_decay)
+        if log_decay.is_cpu:  # elsewhere that would be a wait for the device
+            check_decays(log_decay)
     if fold:
         assert total is not None
         oldest, values = room.split(fold)[0], room.values[:, :, :fold]
@@ -136,6 +142,8 @@ def _step(
             kept = fading(oldest.decays, None, 1).mT  # of the sum, then of each token
             total.mul_(kept[:, :, :1])
             values = values * kept[:, :, 1:]
+            if total_decay is not None:
+                total_decay.add_(oldest.decays.sum(2, dtype=total_decay.dtype))
         total.add_(monomials(oldest.keys, order).mT @ values)
         for x in (room.keys, room.values, room.decays):
             if x is not None:

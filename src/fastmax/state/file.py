@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastmax._atomic_file import write_whole
+from fastmax import _tensor_file
 
 VERSION = 3
 FORMAT = "fastmax.state"
@@ -55,26 +55,17 @@ def _shown(x: Any) -> str:
 
 def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write beside `path`, then rename: whoever is killed meanwhile leaves the old file whole."""
-    import safetensors.torch
-
-    tensors = {name: x.contiguous() for name, x in state_dict.items() if isinstance(x, Tensor)}
+    tensors = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
     metadata = {name: json.dumps(x) for name, x in state_dict.items() if not isinstance(x, Tensor)}
-    data = safetensors.torch.save(tensors, {"format": FORMAT, **metadata})
-    write_whole(Path(path), data)
+    _tensor_file.write(Path(path), tensors, {"format": FORMAT, **metadata})
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str) -> dict[str, Any]:
     """What `save` was given. ValueError for a file that is truncated or holds something else."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(os.fspath(path), framework="pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise ValueError(f"its format must be {FORMAT}, got {metadata.get('format')}")
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-    except SafetensorError as error:
-        raise ValueError(f"not a whole safetensors file ({error})") from error
+    state: dict[str, Any]
+    metadata, state = _tensor_file.read(path, device)  # type: ignore[assignment]
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"its format must be {FORMAT}, got {metadata.get('format')}")
     for name, text in metadata.items():
         if name != "format":
             try:

@@ -23,7 +23,9 @@ class Ready(NamedTuple):
 def like(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None) -> Any:
     """What a prepared step depends on. Tensors of equal shapes, strides and dtypes need no second check."""
     tokens = (
-        query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype,
-        value.shape, value.stride(), value.dtype,
+        query.shape, query.stride(), query.dtype, query.device, key.shape, key.stride(), key.dtype, key.device,
+        value.shape, value.stride(), value.dtype, value.device,
     )  # fmt: skip
-    return tokens if log_decay is None else (*tokens, log_decay.shape, log_decay.dtype)
+    if log_decay is None:
+        return tokens
+    return (*tokens, log_decay.shape, log_decay.stride(), log_decay.dtype, log_decay.device)

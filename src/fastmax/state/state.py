@@ -226,7 +226,8 @@ class FastmaxState(Memory):
     ) -> int:
         """The least number of tokens whose keys and values, in `cache_dtype`, take more memory than a state in `dtype`.
 
-        1219 for D = Dv = 64, order 2, all in fp32; 2437 beside a cache in bf16.
+        1219 for D = Dv = 64, order 2, all in fp32; 2437 beside a cache in bf16. Time breaks even at about the same place, as
+        both are bound by memory: measured for eight heads of 64 between 1,024 and 2,048 tokens (docs/performance.md).
         """
         value_dim = head_dim if value_dim is None else value_dim
         state = _numbers(head_dim, value_dim, order) * dtype.itemsize

@@ -60,8 +60,7 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
 
 def _heads_at_once(p: Call, plan: Plan) -> int:
     """So many key heads that a few hundred tokens of their features, or a tile of their dense weights, fit the budget."""
-    drops_features = p.dropout_seed is not None and p.options.dropout_mode != "1d"
-    tile = DROPOUT_CHUNK if drops_features else plan.dense_tile or t.DENSE_TILE
+    tile = DROPOUT_CHUNK if p.drops_features else plan.dense_tile or t.DENSE_TILE
     queries, keys = (min(x.shape[2], tile) for x in (p.q, p.k))
     per_head = max(min(queries + keys, 128) * p.features, queries * keys, 1)
     return max(1, (plan.feature_budget or t.FEATURE_BUDGET) // (max(1, p.groups) * per_head))

@@ -19,10 +19,6 @@ class Work(Call):
     query_masks: dropout.Part | None = None
     key_masks: dropout.Part | None = None
 
-    @property
-    def drops_features(self) -> bool:
-        return self.key_masks is not None and not self.key_masks.drops_tokens
-
 
 @dataclass(frozen=True)
 class Part:
@@ -65,12 +61,10 @@ class Part:
 
 def masks_of(p: Call) -> tuple[dropout.Dropout, dropout.Dropout] | None:
     """The dropout of the queries and of the keys of the whole call, if any."""
-    if p.dropout_seed is None or (
-        p.options.dropout_mode == "quadratic" and p.options.order < 2
-    ):  # no feature of degree 2 to drop
+    if p.dropout_seed is None or p.dropout_mode is None:
         return None
     queries, keys = (
-        dropout.Dropout.of(p.options.dropout_mode, p.options.dropout_p, p.dropout_seed, side, x.shape, p.features)
+        dropout.Dropout.of(p.dropout_mode, p.options.dropout_p, p.dropout_seed, side, x.shape, p.features)
         for side, x in enumerate((p.q, p.k))
     )
     return queries, keys

@@ -39,9 +39,9 @@ def unsupported(call: Call) -> str | None:
     head_dim, value_dim = q.shape[3], call.v.shape[3]
     if head_dim > abi.MAX_DIM or value_dim > abi.MAX_DIM:
         return f"it takes up to {abi.MAX_DIM} channels per head, and there are {head_dim} and {value_dim}"
-    if call.dropout_seed is not None:
-        return "dropout acts on single features, which it never forms"
     if options.order > 2:
+        if call.drops_features:
+            return f"order {options.order} has only the dense form in it, which forms no features to drop"
         if call.state_in is not None or options.return_state:
             return f"order {options.order} has no state in it, only the dense form"
         if dense_is_hopeless(q.shape[2], call.k.shape[2], head_dim, value_dim, options.order):
@@ -97,4 +97,4 @@ def prepare(call: Call) -> Prepared | None:
         if x.stride(3) != 1 and x.shape[3] != 1:
             return None
     o, g, _ = call.new_outputs()
-    return Prepared.of(call.options, PackedCall(call, RULE, o, g, has_state=False), o, g)
+    return Prepared.of(call, PackedCall(call, RULE, o, g, has_state=False), o, g)

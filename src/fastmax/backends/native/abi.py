@@ -16,6 +16,7 @@ from fastmax import _torch_private
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 NORMALIZATIONS = {"none": 0, "standardize": 1, "rms": 2}
+DROPOUTS = {None: 0, "standard": 1, "1d": 2, "quadratic": 3}
 FORMS = {"dense": 1, "factorized": 2}
 MAX_DIM = 256  # channels per head
 
@@ -37,13 +38,14 @@ CALL_FIELDS = (
     ("mask", "pointer"), ("mask_batch_stride", "int"), ("mask_head_stride", "int"), ("mask_token_stride", "int"),
     ("cu_queries", "pointer"), ("cu_keys", "pointer"), ("head_scale", "pointer"), ("d_head_scale", "pointer"),
     ("state_in", "pointer"), ("state_out", "pointer"), ("d_state_out", "pointer"), ("d_state_in", "pointer"),
+    ("dropout", "int"), ("dropped", "int"), ("dropout_seed", "pointer"), ("state_is_total", "int"),
 )  # fmt: skip
 STEP_FIELDS = (
     ("type", "int"), ("batch", "int"), ("query_heads", "int"), ("key_heads", "int"), ("head_dim", "int"),
     ("value_dim", "int"), ("order", "int"), ("normalize", "int"), ("recent_count", "int"), ("recent_capacity", "int"),
     ("fold", "int"), ("scale", "real"), ("eps", "real"), ("q", "tensor"), ("k", "tensor"), ("v", "tensor"), ("o", "tensor"),
     ("mask", "pointer"), ("head_scale", "pointer"), ("total", "pointer"), ("recent_k", "pointer"), ("recent_u", "pointer"),
-    ("recent_decay", "pointer"), ("log_decay", "tensor"),
+    ("recent_decay", "pointer"), ("total_decay", "pointer"), ("log_decay", "tensor"),
 )  # fmt: skip
 STATUSES = (
     "OK",
@@ -57,6 +59,7 @@ STATUSES = (
     "BAD_DECAY",
     "BAD_NORMALIZE",
     "BAD_DECAY_VALUE",
+    "BAD_DROPOUT",
 )
 _REFUSALS = {
     "BAD_LEVEL": "the level must be one that runs here",
@@ -67,6 +70,7 @@ _REFUSALS = {
     "BAD_NORMALIZE": "normalize must be 0 (as it is), 1 (standardize) or 2 (rms)",
     "BAD_DECAY": "log_decay must be of the type of the arithmetic, in causal self attention",
     "BAD_DECAY_VALUE": "log_decay must be finite and at most 0",
+    "BAD_DROPOUT": "dropout must be 0 to 3, drop less than 2^16 of 2^16, have a seed and, for features, the factorized form",
     "BAD_DIM": f"head_dim and value_dim must be 1 to {MAX_DIM}",
 }
 
@@ -77,6 +81,7 @@ def _layouts() -> dict[str, list[str]]:
     return {
         "FmType": [f"{types[dtype]} {value}" for dtype, value in TYPES.items()],
         "FmNormalize": ["AS_IT_IS 0", "STANDARDIZE 1", "RMS 2"],
+        "FmDropout": ["NO_DROPOUT 0", "STANDARD 1", "TOKENS 2", "QUADRATIC 3"],
         "FmForm": [f"{name.upper()} {value}" for name, value in FORMS.items()],
         "FmStatus": [f"{name} {value}" for value, name in enumerate(STATUSES)],
         "FmTensor": [" ".join(x) for x in TENSOR_FIELDS],
@@ -118,22 +123,22 @@ class Library:
     parallel_for: int | None
     levels: tuple[str, ...]
     running: tuple[str, ...]
+    best: int  # the place of the first that runs
 
     def huge_pages(self, x: Tensor) -> None:
         """For a large tensor that was just allocated: page faults in small pages can take longer than filling it."""
         if x.nbytes >= _LARGE:
             self.functions["huge_pages"](x.data_ptr(), x.nbytes)
 
-    def level(self, name: str | None) -> int:
-        """The place of a level in the library, by default of the best that runs here."""
-        if name is None:
-            name = self.running[0]
-        elif name not in self.running:
+    def level(self, name: str) -> int:
+        """The place of a level in the library."""
+        if name not in self.running:
             raise ValueError(f"level must be one that runs here, {', '.join(self.running)}, got {name!r}")
         return self.levels.index(name)
 
     def run(self, function: str, call: bytes, level: str | None) -> None:
-        status = self.functions[function](self.level(level), call, self.parallel_for, torch.get_num_threads())
+        place = self.best if level is None else self.level(level)
+        status = self.functions[function](place, call, self.parallel_for, torch.get_num_threads())
         if status:
             raise refusal(function, call, status)
 
@@ -152,7 +157,7 @@ def _error(function: str, call: bytes, status: str) -> Exception:
         return MemoryError("the native kernels could not allocate their scratch memory")
     fields, packed = (STEP_FIELDS, STEP) if function == "step" else (CALL_FIELDS, CALL)
     values = iter(packed.unpack(call))
-    shown = ("type", "order", "form", "chunk", "head_dim", "value_dim")
+    shown = ("type", "order", "form", "chunk", "head_dim", "value_dim", "dropout", "dropped")
     got = {name: [next(values) for _ in NO_TENSOR] if kind == "tensor" else next(values) for name, kind in fields}
     got_types = {name: got[name][-1] for name, kind in fields if kind == "tensor" and got[name][0]}
     description = ", ".join(f"{name} {got[name]}" for name in shown if name in got)
@@ -193,4 +198,4 @@ def load() -> Library | str:
     c.fm_level_count.restype = c_int64
     levels = tuple(c.fm_level_name(i).decode() for i in range(c.fm_level_count()))
     running = tuple(name for i, name in enumerate(levels) if c.fm_level_runs(i))
-    return Library(functions, _torch_private.parallel_for(), levels, running)
+    return Library(functions, _torch_private.parallel_for(), levels, running, levels.index(running[0]))

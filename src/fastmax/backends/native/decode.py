@@ -27,6 +27,8 @@ class PreparedStep:
         recent_k: Tensor,
         recent_u: Tensor,
         recent_decay: Tensor | None,
+        total_decay: Tensor | None,
+        log_decay: Tensor | None,
         *,
         order: int,
         scale: float,
@@ -37,7 +39,8 @@ class PreparedStep:
         assert not isinstance(library, str), library
         batch, query_heads, _, head_dim = q.shape
         key_heads, value_dim = v.shape[1], v.shape[3]
-        self._library, self._step, self._level = library, library.functions["step"], library.level(level)
+        self._library, self._step = library, library.functions["step"]
+        self._level = library.best if level is None else library.level(level)
         self._numbers = (
             abi.TYPES[recent_k.dtype], batch, query_heads, key_heads, head_dim, value_dim, order,
             abi.NORMALIZATIONS[normalize],
@@ -47,7 +50,8 @@ class PreparedStep:
         self._shape, self._dtype = (batch, query_heads, 1, value_dim), v.dtype
         o = torch.empty(self._shape, dtype=v.dtype, device="cpu")
         self._q, self._k, self._v, self._o = (_fields(x if self._contiguous else x.contiguous()) for x in (q, k, v, o))
-        self._buffers = total, recent_k, recent_u, recent_decay
+        self._decay = (0,) * 4 if log_decay is None else _fields(log_decay)
+        self._buffers = total, recent_k, recent_u, recent_decay, total_decay
         self._pointers = tuple(0 if x is None else x.data_ptr() for x in self._buffers)
 
     def __call__(
@@ -71,7 +75,7 @@ class PreparedStep:
             *self._numbers, recent_count, self._capacity, fold, self._scale, EPS, q.data_ptr(), *self._q,
             k.data_ptr(), *self._k, v.data_ptr(), *self._v, o.data_ptr(), *self._o,
             0 if mask is None else mask.data_ptr(), 0 if scales is None else scales.data_ptr(), *self._pointers,
-            *(abi.NO_TENSOR if log_decay is None else (log_decay.data_ptr(), *_fields(log_decay))),
+            0 if log_decay is None else log_decay.data_ptr(), *self._decay,
         )  # fmt: skip
         status = self._step(self._level, call, self._library.parallel_for, torch.get_num_threads())
         if status:

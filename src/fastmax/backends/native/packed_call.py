@@ -6,12 +6,15 @@ from torch import Tensor
 from fastmax.backends.native import abi
 from fastmax.call import Call
 from fastmax.core import EPS
+from fastmax.dropout import dropped_of_2_16
 from fastmax.plan import Plan, cheaper_form, kernel_chunk
 
 
 class PackedCall:
     grads = abi.NO_TENSOR * 6
     mask: abi.Fields = (0, 0, 0, 0)
+    dropout: abi.Fields = (0, 0, 0)
+    state_is_total = False
     forms = cu_queries = cu_keys = head_scale = d_head_scale = state_out = d_state_out = d_state_in = 0
 
     def __init__(self, call: Call, plan: Plan, o: Tensor, g: Tensor, *, has_state: bool):
@@ -19,7 +22,8 @@ class PackedCall:
         options = call.options
         batch, query_heads, queries, head_dim = call.q.shape
         _, key_heads, keys, value_dim = call.v.shape
-        sequences, uniform = -1, abi.FORMS["dense"]  # none of them may be left to say
+        # of a packed batch each sequence has a form; there may be none to have one
+        sequences, uniform = -1, abi.FORMS["factorized" if call.drops_features else "dense"]
         if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
             cu_q, cu_k = call.cu_seqlens_q.to(torch.int64), call.cu_seqlens_k.to(torch.int64)
             sequences = cu_q.shape[0] - 1
@@ -29,6 +33,7 @@ class PackedCall:
             self.forms = self.pointer(torch.tensor(forms, dtype=torch.int64, device="cpu"))
         else:
             uniform = _form(call, plan, queries, keys, has_state)
+        self.uniform = uniform
         self.numbers = (
             abi.TYPES[g.dtype], batch, query_heads, key_heads, queries, keys, head_dim, value_dim,
             options.order, options.is_causal, abi.NORMALIZATIONS[options.normalize], _chunk(call, plan),
@@ -45,6 +50,9 @@ class PackedCall:
             self.mask = (mask.data_ptr(), *mask.stride())
         if call.head_scale is not None:
             self.head_scale = self.pointer(call.head_scale.to(torch.float64))
+        if call.dropout_mode is not None:
+            seed = self.pointer(call.dropout_seed)
+            self.dropout = (abi.DROPOUTS[call.dropout_mode], dropped_of_2_16(options.dropout_p), seed)
 
     def tensor(self, x: Tensor | None) -> abi.Fields:
         if x is None:
@@ -70,6 +78,7 @@ class PackedCall:
         packed = abi.CALL.pack(
             *self.numbers, *self.tensors, *self.grads, *self.mask, self.cu_queries, self.cu_keys,
             self.head_scale, self.d_head_scale, self.state_in, self.state_out, self.d_state_out, self.d_state_in,
+            *self.dropout, self.state_is_total,
         )  # fmt: skip
         library.run(function, packed, level)
 
@@ -81,14 +90,14 @@ def in_rows(strides: tuple[int, ...], x: Tensor) -> bool:
 def _chunk(call: Call, plan: Plan) -> int:
     if plan.chunk is not None:
         return max(32, plan.chunk + -plan.chunk % 32)  # whole vectors of every level
-    return kernel_chunk(call.q.shape[3], call.options.order, call.options.is_causal)
+    return kernel_chunk(call.q.shape[3], call.options.order, call.options.is_causal, call.drops_features)
 
 
 def _form(call: Call, plan: Plan, queries: int, keys: int, has_state: bool) -> int:
     order = call.options.order
     if plan.form == "factorized" and order > 2:
         raise ValueError(f"order {order} has only the dense form, got form={plan.form!r}")
-    if has_state:  # a state is the factorized form's
+    if has_state or call.drops_features:  # a state is the factorized form's; the dense one has no features to drop
         return abi.FORMS["factorized"]
     if order > 2:
         return abi.FORMS["dense"]

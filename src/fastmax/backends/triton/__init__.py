@@ -1,0 +1,82 @@
+"""Fastmax on GPUs by kernels in Triton: both exact forms, all fused. Triton is imported at the first launch."""
+
+from torch import Tensor
+
+from fastmax.backends.triton import both_passes, device, recorded
+from fastmax.backends.triton.cut import parts
+from fastmax.backends.triton.decode import MAX_DIM, can_step, prepare_step
+from fastmax.backends.triton.work import Work
+from fastmax.call import Call, InputGrads, OutputGrads
+from fastmax.plan import RULE, Plan, dense_is_hopeless
+
+__all__ = ["backward", "can_step", "describe", "forward", "prepare_step", "unsupported"]
+
+
+def describe() -> str:
+    """The version of Triton, and where the kernels have run; or why the backend is missing."""
+    version = device.triton_version()
+    if version is None:
+        return "missing: triton is not installed; the CUDA and ROCm builds of torch bring it"
+    runs = ", ".join(sorted({run.arch for run in recorded.RUNS})) or "no GPU yet"
+    return f"Triton {'.'.join(map(str, version))}; recorded runs: {runs}"
+
+
+def unsupported(call: Call) -> str | None:
+    q, options = call.q, call.options
+    reason = device.missing(q.device)
+    if reason is not None:
+        return reason
+    head_dim, value_dim = call.head_dim, call.value_dim
+    if head_dim > MAX_DIM or value_dim > MAX_DIM:
+        return f"it takes up to {MAX_DIM} channels per head, and there are {head_dim} and {value_dim}"
+    if call.dtype.itemsize > 4:
+        return "it has no float64"
+    if call.dropout_seed is not None:
+        return "dropout acts on single features, which it never stores"
+    if options.order > 2:
+        if call.state_in is not None or options.return_state:
+            return f"order {options.order} has no state in it, only the dense form"
+        if dense_is_hopeless(q.shape[2], call.k.shape[2], head_dim, value_dim, options.order):
+            return f"order {options.order} has only the dense form in it, which is slow for {call.k.shape[2]} keys"
+    arch = device.architecture(q.device)
+    if options.backend == "auto" and q.device.type == "cuda" and not recorded.is_recorded(arch):
+        recorded.say_how_to_opt_in(arch)
+        return f"no run on {arch} is recorded yet"
+    return None
+
+
+def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
+    """o, g and state_out."""
+    o, g, state = call.new_outputs()
+    arch = device.architecture(call.q.device)
+    for part in parts(call, plan, arch):
+        state_out = state[:, part.heads] if call.options.return_state else None
+        both_passes.forward(Work(part.call, plan, arch), o[:, part.query_heads], g[:, part.query_heads], state_out)
+    return o, g, state
+
+
+def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads:
+    """The gradients of the raw inputs."""
+    out = InputGrads.empty(call)
+    arch = device.architecture(call.q.device)
+    for part in parts(call, plan, arch):
+        heads, queries = part.heads, part.query_heads
+        both_passes.backward(
+            Work(part.call, plan, arch),
+            o[:, queries],
+            g[:, queries],
+            OutputGrads(
+                None if grads.o is None else grads.o[:, queries],
+                None if grads.g is None else grads.g[:, queries],
+                None if grads.state is None else grads.state[:, heads],
+            ),
+            InputGrads(
+                out.q[:, queries],
+                out.k[:, heads],
+                out.v[:, heads],
+                out.head_scale if call.head_scale is None else out.head_scale[queries],
+                out.log_decay if call.log_decay is None else out.log_decay[:, heads],
+                out.state_in if call.state_in is None else out.state_in[:, heads],
+            ),
+        )
+    return out

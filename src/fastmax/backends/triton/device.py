@@ -1,0 +1,67 @@
+"""The GPU that a tensor is on, and whether Triton is there for it."""
+
+import sys
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+HOPPER_NEEDS = (3, 7, 1)
+"""Earlier versions of Triton, from 3.4 on, compile transposed operands wrongly for sm_90."""
+
+INTERPRETED = "sm_80"
+"""Whose tiles Triton's interpreter runs with."""
+
+
+def is_interpreting() -> bool:
+    """Whether Triton runs kernels on the CPU (TRITON_INTERPRET=1, for tests). Does not import it."""
+    triton = sys.modules.get("triton")
+    return triton is not None and bool(triton.knobs.runtime.interpret)
+
+
+@cache
+def architecture(device: torch.device) -> str:
+    """ "sm_80", "gfx942"."""
+    if device.type == "cpu":
+        return INTERPRETED
+    return _of_gpu(device)  # pragma: no cover  (needs one)
+
+
+def _of_gpu(device: torch.device) -> str:  # pragma: no cover
+    if torch.version.hip is not None:
+        name: str = torch.cuda.get_device_properties(device).gcnArchName
+        return name.partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+@cache
+def triton_version() -> tuple[int, ...] | None:
+    """None where there is none. Imports it: ask for tensors on a GPU only."""
+    if find_spec("triton") is None:
+        return None
+    import triton
+
+    return numbers(triton.__version__)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """ "3.7.1+git12" -> (3, 7, 1)."""
+    return tuple(int(part) for part in version.partition("+")[0].split(".")[:3] if part.isdigit())
+
+
+def missing(device: torch.device) -> str | None:
+    """Why no kernel can be launched on tensors there, or None."""
+    if device.type == "cpu" and is_interpreting():
+        return None
+    if device.type != "cuda":
+        return f"it runs on GPUs, and the tensors are on {device}"
+    version = triton_version()
+    if version is None:
+        return "triton is not installed; the CUDA and ROCm builds of torch bring it"
+    arch = architecture(device)
+    if arch == "sm_90" and version < HOPPER_NEEDS:
+        return (
+            f"on {arch} it needs triton {'.'.join(map(str, HOPPER_NEEDS))}, and there is {'.'.join(map(str, version))}"
+        )
+    return None

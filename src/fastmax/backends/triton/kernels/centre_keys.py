@@ -1,0 +1,36 @@
+"""The kernel `centre_keys`: keys and values as states take them, k_hat - c and v - c_v, the values faded until their chunk ends.
+
+Schedule: a program takes BT keys of one head. The values of keys that do not count become zeros, so that `accumulate` need not ask.
+"""
+
+import triton
+import triton.language as tl
+
+from fastmax.backends.triton.kernels.common import tile_of_rows, wide
+
+
+@triton.jit(do_not_specialize=["tokens", "start", "length", "per_sequence"])
+def centre_keys(K_HAT, V, MASK, FADE, CENTRE, CENTRE_V, K_STATE, V_STATE, LAST, OWNER, FIRST, CU,
+                tokens, start, length, per_sequence, v_b, v_h, v_n,
+                D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
+                DECAY: tl.constexpr):  # fmt: skip
+    """K_STATE (B, Hkv, N, D), V_STATE (.., DV) in the dtype of the products; LAST (B, Hkv, N), fp32, is the channel of ones."""
+    i, b, lo, n, t0 = tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT, PACKED)
+    if t0 >= n:
+        return
+    h, heads = tl.program_id(1), tl.num_programs(1)
+    t, od, ov = t0 + tl.arange(0, BT), tl.arange(0, D), tl.arange(0, DV)
+    mt = t < n
+    row, own = (wide(b) * heads + h) * tokens + lo + t, wide(i) * heads + h
+    last = tl.load(MASK + row, mask=mt, other=0.0)
+    k = tl.load(K_HAT + row[:, None] * D + od[None, :], mask=mt[:, None], other=0.0).to(tl.float32)
+    k -= tl.load(CENTRE + own * D + od)[None, :]
+    tl.store(K_STATE + row[:, None] * D + od[None, :], k.to(K_STATE.dtype.element_ty), mask=mt[:, None])
+    place = V + wide(b) * v_b + wide(h) * v_h + wide(lo + t)[:, None] * v_n + ov[None, :]
+    v = tl.load(place, mask=(last != 0.0)[:, None] & (ov < DVR)[None, :], other=0.0).to(tl.float32)
+    v = tl.where((last != 0.0)[:, None], v - tl.load(CENTRE_V + own * DV + ov)[None, :], 0.0)
+    if DECAY:
+        last *= tl.load(FADE + row, mask=mt, other=0.0)
+        v *= last[:, None]
+    tl.store(V_STATE + row[:, None] * DV + ov[None, :], v.to(V_STATE.dtype.element_ty), mask=mt[:, None])
+    tl.store(LAST + row, last, mask=mt)

@@ -1,0 +1,99 @@
+"""What several kernels share: where a sequence lies, the weight f(s), the normalization of a row."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def wide(x):
+    """As int64: offsets into a tensor pass 2^31, numbers of tokens do not. Also of a plain int, which the interpreter has."""
+    return x + tl.zeros((), dtype=tl.int64)
+
+
+@triton.jit
+def sequence(CU, i, start, length, PACKED: tl.constexpr):
+    """Batch element, first token and number of tokens of sequence i, or of its span from `start` on."""
+    if PACKED:
+        first = tl.load(CU + i)
+        return 0, first, tl.load(CU + i + 1) - first
+    else:
+        return i, start, length
+
+
+@triton.jit
+def tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT: tl.constexpr, PACKED: tl.constexpr):
+    """Sequence (-1: this program has none), batch element, first token, number of tokens, and the first row of this program.
+
+    Tiles of BT rows lie on axis 0 of the grid, sequence by sequence; a packed batch has an upper bound of them.
+    """
+    tile = tl.program_id(0)
+    if PACKED:
+        owner = tl.load(OWNER + tile)
+        i = tl.maximum(owner, 0)
+        t0 = (tile - tl.load(FIRST + i)) * BT
+    else:
+        owner = tile // per_sequence
+        i = owner
+        t0 = (tile % per_sequence) * BT
+    b, lo, n = sequence(CU, i, start, length, PACKED)
+    return i, b, lo, tl.where(owner < 0, 0, n), t0
+
+
+@triton.jit
+def seen(t0, chunk, n_y, BT: tl.constexpr, BS: tl.constexpr, CAUSAL: tl.constexpr, REVERSE: tl.constexpr):
+    """Columns that the rows from t0 on see densely: of their chunk those up to the diagonal (REVERSE: from it on); else all."""
+    if not CAUSAL:
+        return t0 * 0, n_y
+    elif REVERSE:
+        return t0 // BS * BS, tl.minimum((t0 // chunk + 1) * chunk, n_y)
+    else:
+        return t0 // chunk * chunk, tl.minimum(t0 + BT, n_y)
+
+
+@triton.jit
+def weight(s, ORDER: tl.constexpr):
+    """f(s) by Horner's rule: the dense form has it at any order."""
+    f = s * 0.0 + 1.0
+    for degree in tl.static_range(ORDER, 0, -1):
+        f = 1.0 + f * s * (1.0 / degree)
+    return f
+
+
+@triton.jit
+def faded(HIGH, LOW, at, t, s, mt, ms, REVERSE: tl.constexpr):
+    """exp(c_t - c_s) of rows t and columns s (REVERSE: exp(c_s - c_t)); at most 1, also of pairs that causality hides.
+
+    c is a sum over one chunk, in two floats: what is left of a difference of two large sums is exact.
+    """
+    rows, columns = tl.load(HIGH + at + t, mask=mt, other=0.0), tl.load(HIGH + at + s, mask=ms, other=0.0)
+    rows_low, columns_low = tl.load(LOW + at + t, mask=mt, other=0.0), tl.load(LOW + at + s, mask=ms, other=0.0)
+    x = (rows[:, None] - columns[None, :]) + (rows_low[:, None] - columns_low[None, :])
+    return tl.exp(tl.minimum(-x if REVERSE else x, 0.0))
+
+
+@triton.jit
+def split(x, DT: tl.constexpr):
+    """x as a sum of two numbers of a narrower dtype: two products with them lose nothing that fp32 would keep."""
+    high = x.to(DT)
+    return high, (x - high.to(tl.float32)).to(DT)
+
+
+@triton.jit
+def normalize_rows(x, channels, DR: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr):
+    """x_hat of rows (BT, D) of which the `channels` count, and the factor of each row, as `fastmax.core` has it."""
+    if NORM == "none":
+        return x, tl.sum(x, 1) * 0.0 + 1.0
+    else:
+        # a token whose squares would overflow is made smaller, by a power of two
+        high = tl.max(tl.where(channels[None, :], x, -float("inf")), 1)
+        low = tl.min(tl.where(channels[None, :], x, float("inf")), 1)
+        size = high / 2 - low / 2 if NORM == "standardize" else tl.maximum(high, -low) / 2
+        shrink = tl.where(size > 72057594037927936.0, 2.117582368135751e-22, 1.0)  # 2^56, 2^-72
+        x = x * shrink[:, None]
+        if NORM == "standardize":
+            # the first channel goes first: a constant token becomes exact zeros
+            x -= tl.sum(tl.where((tl.arange(0, x.shape[1]) == 0)[None, :], x, 0.0), 1)[:, None]
+            x -= tl.sum(tl.where(channels[None, :], x, 0.0), 1)[:, None] / DR
+        x = tl.where(channels[None, :], x, 0.0)
+        r = 1.0 / tl.sqrt(tl.sum(x * x, 1) / DR + EPS * shrink * shrink)
+        return x * r[:, None], r * shrink

@@ -1,0 +1,56 @@
+"""The kernel `output_grads`: w = [do / g, dg - (do . o) / g], the gradient of [f, g].
+
+The last channel is taken of the rounded others, so that their rounding weighs as v - o does, not as v. It is written twice:
+for the dense form, and for states: of values v - c_v, and faded since the chunk began. f(b) and f'(b), b = q . c, go with it.
+
+Schedule: a program takes BT queries of one head. A query that saw no key (g = 0) gives zeros.
+"""
+
+import triton
+import triton.language as tl
+
+from fastmax.backends.triton.kernels.common import tile_of_rows, weight, wide
+
+
+@triton.jit(do_not_specialize=["tokens", "start", "length", "per_sequence"])
+def output_grads(O, G, DO, DG, Q_HAT, FADE, CENTRE, CENTRE_V, W, W1, W_STATE, W1_STATE, F0, F1, OWNER, FIRST, CU, tokens, start, length, per_sequence,
+                 o_b, o_h, o_n, g_b, g_h, g_n, do_b, do_h, do_n, dg_b, dg_h, dg_n,
+                 D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr, BT: tl.constexpr, GROUPS: tl.constexpr, PACKED: tl.constexpr,
+                 HAS_DO: tl.constexpr, HAS_DG: tl.constexpr, STATE: tl.constexpr, DECAY: tl.constexpr):  # fmt: skip
+    """W, W_STATE (B, Hq, N, DV) in the dtype of the products, W1, W1_STATE (B, Hq, N) in fp32. W_STATE is W without DECAY."""
+    i, b, lo, n, t0 = tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT, PACKED)
+    if t0 >= n:
+        return
+    h, heads = tl.program_id(1), tl.num_programs(1)
+    t, ov = t0 + tl.arange(0, BT), tl.arange(0, DV)
+    mt = t < n
+    at = wide(lo + t)
+    both = mt[:, None] & (ov < DVR)[None, :]
+    w = tl.zeros((BT, DV), dtype=tl.float32).to(W.dtype.element_ty)
+    w1 = tl.zeros((BT,), dtype=tl.float32)
+    if HAS_DO:
+        o = tl.load(O + wide(b) * o_b + wide(h) * o_h + at[:, None] * o_n + ov[None, :], mask=both, other=0.0)
+        do = tl.load(DO + wide(b) * do_b + wide(h) * do_h + at[:, None] * do_n + ov[None, :], mask=both, other=0.0)
+        g = tl.load(G + wide(b) * g_b + wide(h) * g_h + at * g_n, mask=mt, other=0.0)
+        inverse = tl.where(g != 0.0, 1.0 / tl.where(g != 0.0, g, 1.0), 0.0)
+        w = (do.to(tl.float32) * inverse[:, None]).to(W.dtype.element_ty)
+        w1 = -tl.sum(w.to(tl.float32) * o.to(tl.float32), 1)
+    if HAS_DG:
+        w1 += tl.load(DG + wide(b) * dg_b + wide(h) * dg_h + at * dg_n, mask=mt, other=0.0)
+    row = (wide(b) * heads + h) * tokens + lo + t
+    tl.store(W + row[:, None] * DV + ov[None, :], w, mask=mt[:, None])
+    tl.store(W1 + row, w1, mask=mt)
+    if STATE:
+        key_heads, hk = heads // GROUPS, h // GROUPS
+        own, od = wide(i) * key_heads + hk, tl.arange(0, D)
+        q = tl.load(Q_HAT + row[:, None] * D + od[None, :], mask=mt[:, None], other=0.0).to(tl.float32)
+        near = tl.sum(q * tl.load(CENTRE + own * D + od)[None, :], 1)
+        tl.store(F0 + row, weight(near, ORDER), mask=mt)
+        tl.store(F1 + row, weight(near, ORDER - 1), mask=mt)
+        last = w1 + tl.sum(w.to(tl.float32) * tl.load(CENTRE_V + own * DV + ov)[None, :], 1)
+        if DECAY:
+            fade = tl.load(FADE + (wide(b) * key_heads + hk) * tokens + lo + t, mask=mt, other=0.0)
+            last *= fade
+            w = (w.to(tl.float32) * fade[:, None]).to(W.dtype.element_ty)
+            tl.store(W_STATE + row[:, None] * DV + ov[None, :], w, mask=mt[:, None])
+        tl.store(W1_STATE + row, last, mask=mt)

@@ -1,0 +1,169 @@
+"""The kernel `read_vjp`: the gradient of rows from that of what they read, J_phi(x)^T S a, and of what they saw densely.
+
+    QUERIES   rows are queries with a = w, columns are keys with their values, the state is S: dq
+    else      rows are keys with a = [v, 1], columns are queries with w, the state is T: dk
+
+Schedule: a program takes BT rows of one head. For each channel m it makes one product of x_m a, BT x DV, with the D rows
+S[m, :] of the state; what is stored as the pair (l, m) is read from there. Then it loops over the columns it sees, BS at a
+time. It ends with the gradient through the scale and the normalization, from the raw tokens. With sums about the centre c of the
+keys and b = q . c:
+
+    dq = f'(b) S1 a + S2 a q + c (f'(b) S0 a + q . S1 a)        dk = T1 a + T2 a (k - c)
+
+No result of a product is transposed: the gradient of keys is computed with the roles exchanged.
+"""
+
+import triton
+import triton.language as tl
+
+from fastmax.backends.triton.kernels.common import (
+    faded,
+    normalize_rows,
+    seen,
+    sequence,
+    split,
+    tile_of_rows,
+    weight,
+    wide,
+)  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=[
+        "tokens",
+        "tokens_y",
+        "start",
+        "length",
+        "length_y",
+        "per_sequence",
+        "chunk",
+        "key_heads",
+        "scale",
+    ]
+)
+def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, HIGH, LOW, RAW, HEAD_SCALE, DX, D_SCALE,
+             OWNER, FIRST, CHUNKS, CU, CU_Y, tokens, tokens_y, start, length, length_y, per_sequence, chunk, key_heads,
+             a_b, a_h, a_n, y_b, y_h, y_n, raw_b, raw_h, raw_n, dx_b, dx_h, dx_n, scale,
+             DR: tl.constexpr, D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr,
+             B: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, GROUPS: tl.constexpr, CAUSAL: tl.constexpr,
+             REVERSE: tl.constexpr, QUERIES: tl.constexpr, STATE: tl.constexpr, DENSE: tl.constexpr,
+             HAS_IN: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, DECAY: tl.constexpr,
+             SCALED: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """X, Y as in `read`; A, A1 are the rows' values and their last channel, A_Y, A1_Y those of the columns.
+
+    X_STATE, A_STATE, A1_STATE are those of the rows as the state has them: of keys centred, and faded.
+    """
+    NB: tl.constexpr = D // B
+    P: tl.constexpr = NB * (NB + 1) // 2 if ORDER == 2 else 0
+    ROWS: tl.constexpr = P * B * B + D
+    SQUARE: tl.constexpr = D * D if ORDER == 2 else 0
+    COLUMN: tl.constexpr = SQUARE + D + DV + 1
+    DT: tl.constexpr = X.dtype.element_ty
+    i, b, lo, n, t0 = tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT, PACKED)
+    if t0 >= n:
+        return
+    _, lo_y, n_y = sequence(CU_Y, i, start, length_y, PACKED)
+    h = tl.program_id(1)
+    hk = h // GROUPS if QUERIES else h
+    heads = key_heads * GROUPS if QUERIES else key_heads
+    heads_y = key_heads if QUERIES else key_heads * GROUPS
+    od, ov, os = tl.arange(0, D), tl.arange(0, DV), tl.arange(0, BS)
+    t = t0 + tl.arange(0, BT)
+    mt = t < n
+    row = (wide(b) * heads + h) * tokens + lo
+    fade_row = (wide(b) * key_heads + hk) * (tokens_y if QUERIES else tokens) + lo
+    a1 = tl.load(A1 + row + t, mask=mt, other=0.0)
+    keep = mt if QUERIES or not MASKED else mt & (a1 != 0.0)
+    place = A + wide(b) * a_b + wide(h) * a_h + wide(lo + t)[:, None] * a_n + ov[None, :]
+    values = keep[:, None] & (ov < DVR)[None, :]
+    acc = tl.zeros((BT, D), dtype=tl.float32)
+    if STATE:
+        slot = tl.load(CHUNKS + i) + t0 // chunk if CAUSAL else i
+        if HAS_IN or not CAUSAL:
+            reads = True
+        elif REVERSE:
+            reads = slot + 1 < tl.load(CHUNKS + i + 1)
+        else:
+            reads = t0 >= chunk
+        if reads:
+            own = wide(i) * key_heads + hk
+            state = S + (wide(slot) * key_heads + hk) * ROWS * DV
+            z = Z + (wide(slot) * key_heads + hk) * COLUMN
+            a = tl.load(A_STATE + (row + t)[:, None] * DV + ov[None, :], mask=mt[:, None], other=0.0)
+            last = tl.load(A1_STATE + row + t, mask=mt, other=0.0)
+            x = X_STATE + (row + t)[:, None] * D
+            acc = tl.dot(a, tl.load(state + P * B * B * DV + od[None, :] * DV + ov[:, None]), input_precision=PRECISION)
+            acc += last[:, None] * tl.load(z + SQUARE + od)[None, :]
+            if QUERIES:
+                centre = tl.load(CENTRE + own * D + od)[None, :]
+                constant = tl.sum(a.to(tl.float32) * tl.load(z + SQUARE + D + ov)[None, :], 1)
+                constant += last * tl.load(z + SQUARE + D + DV)
+                if ORDER == 2:
+                    xs = tl.load(x + od[None, :], mask=mt[:, None], other=0.0).to(tl.float32)
+                    near = 1.0 + tl.sum(xs * centre, 1)
+                    constant = near * constant + tl.sum(xs * acc, 1)
+                    acc *= near[:, None]
+                acc += constant[:, None] * centre
+            if ORDER == 2:
+                ob = tl.arange(0, B)
+                for block in range(NB):  # the denominator's part, of the high and low halves of both factors
+                    xb = (
+                        tl.load(x + (block * B + ob)[None, :], mask=mt[:, None], other=0.0).to(tl.float32)
+                        * last[:, None]
+                    )
+                    square = tl.load(z + (block * B + ob)[:, None] * D + od[None, :])
+                    if tl.float32 == DT:
+                        acc = tl.dot(xb, square, acc, input_precision=PRECISION)
+                    else:
+                        x_high, x_low = split(xb, DT)
+                        high, low = split(square, DT)
+                        acc = tl.dot(x_high, high, acc, input_precision=PRECISION)
+                        acc = tl.dot(x_low, high, acc, input_precision=PRECISION)
+                        acc = tl.dot(x_high, low, acc, input_precision=PRECISION)
+                J = od // B
+                for m in range(DR):
+                    I = m // B
+                    below = I >= J  # stored as (m, l), else as (l, m)
+                    pair = tl.where(below, I * (I + 1) // 2 + J, J * (J + 1) // 2 + I)
+                    rows = pair * B * B + tl.where(below, (m % B) * B + od % B, (od % B) * B + m % B)
+                    xm = tl.load(X_STATE + (row + t) * D + m, mask=mt, other=0.0)
+                    part = tl.load(state + rows[None, :] * DV + ov[:, None])
+                    acc = tl.dot(a * xm[:, None], part, acc, input_precision=PRECISION)
+    if DENSE:
+        xt = tl.load(X + (row + t)[:, None] * D + od[None, :], mask=mt[:, None], other=0.0)
+        a = tl.load(place, mask=values, other=0.0).to(DT)
+        begin, end = seen(t0, chunk, n_y, BT, BS, CAUSAL, REVERSE)
+        for head in range(hk if QUERIES else h * GROUPS, hk + 1 if QUERIES else (h + 1) * GROUPS):
+            row_y = (wide(b) * heads_y + head) * tokens_y + lo_y
+            a_y = A_Y + wide(b) * y_b + wide(head) * y_h + wide(lo_y) * y_n
+            for s0 in range(begin, end, BS):
+                s = s0 + os
+                ms = s < n_y
+                a1_y = tl.load(A1_Y + row_y + s, mask=ms, other=0.0)
+                counts = ms & (a1_y != 0.0) if QUERIES and MASKED else ms
+                y = tl.load(Y + (row_y + s0) * D + (os[:, None] * D + od[None, :]), mask=counts[:, None], other=0.0)
+                place_y = a_y + wide(s0) * y_n + (os[None, :] * y_n + ov[:, None])
+                seen_values = tl.load(place_y, mask=counts[None, :] & (ov < DVR)[:, None], other=0.0).to(DT)
+                ds = tl.dot(a, seen_values, input_precision=PRECISION) + a1[:, None] * a1_y[None, :]
+                ds *= weight(tl.dot(xt, tl.trans(y), input_precision=PRECISION), ORDER - 1)
+                if DECAY:
+                    ds *= faded(HIGH, LOW, fade_row, t, s, mt, ms, REVERSE)
+                visible = counts[None, :] & mt[:, None]
+                if CAUSAL:
+                    visible = visible & ((s[None, :] >= t[:, None]) if REVERSE else (s[None, :] <= t[:, None]))
+                acc = tl.dot(tl.where(visible, ds, 0.0).to(DT), y, acc, input_precision=PRECISION)
+    channels = od < DR
+    d = tl.where(channels[None, :], acc, 0.0) * scale
+    raw = RAW + wide(b) * raw_b + wide(h) * raw_h + wide(lo + t)[:, None] * raw_n + od[None, :]
+    if SCALED or NORM != "none":
+        hat = tl.load(raw, mask=keep[:, None] & channels[None, :], other=0.0).to(tl.float32)
+        hat, r = normalize_rows(hat, channels, DR, NORM, EPS)
+        if SCALED:
+            tl.store(D_SCALE + row + t, tl.sum(d * hat, 1), mask=mt)
+            d *= tl.load(HEAD_SCALE + h)
+        if NORM == "standardize":
+            d -= tl.sum(d, 1)[:, None] / DR
+        if NORM != "none":
+            d = r[:, None] * (d - hat * (tl.sum(d * hat, 1) / DR)[:, None])
+    out = DX + wide(b) * dx_b + wide(h) * dx_h + wide(lo + t)[:, None] * dx_n + od[None, :]
+    tl.store(out, tl.where(keep[:, None], d, 0.0).to(DX.dtype.element_ty), mask=mt[:, None] & channels[None, :])

@@ -1,0 +1,31 @@
+"""What the kernels multiply in: sums are always in fp32.
+
+bf16 has the range that sums need. fp16 has not, so its products are those of tf32, which has its precision. Of fp32 each
+product is three of tf32; AMD's cards have fp32 on their matrix cores.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Products(NamedTuple):
+    dtype: torch.dtype  # of normalized tokens and of the states of chunks
+    precision: str  # of products of fp32, as Triton calls it
+
+    @property
+    def language(self) -> Any:
+        """The dtype, as Triton's."""
+        import triton.language as tl
+
+        return tl.bfloat16 if self.dtype == torch.bfloat16 else tl.float32
+
+
+def products_of(q: torch.dtype, k: torch.dtype, v: torch.dtype, arch: str) -> Products:
+    if q == k == v == torch.bfloat16:
+        return Products(torch.bfloat16, "ieee")
+    half = (torch.bfloat16, torch.float16)
+    amd = arch.startswith("gfx")
+    if q in half and k in half and v in half:
+        return Products(torch.float32, "ieee" if amd else "tf32")
+    return Products(torch.float32, "ieee" if amd else "tf32x3")

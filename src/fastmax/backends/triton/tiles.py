@@ -1,0 +1,76 @@
+"""How the kernels cut the work, by architecture, channels and dtype: one table, looked up, never tuned behind a user's back.
+
+`fastmax tune` prints a better row where it finds one; docs/gpu.md has what each row costs in registers and shared memory.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from fastmax.plan import Plan
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes are powers of two. `chunk` is a multiple of every tile of tokens."""
+
+    chunk: int
+    """tokens of a causal chunk: between two states that are stored"""
+    block: int = 16
+    """channels of a block"""
+    sums: int = 16
+    """accumulate: channels m of a pair of blocks in one program, which so has sums * block rows"""
+    tokens: int = 64
+    """accumulate: tokens of a step"""
+    unroll: int = 2
+    """read: channels m of a step"""
+    rows: int = 128
+    """read: rows of a program"""
+    columns: int = 64
+    """read: columns of a step of the dense form"""
+    vjp_rows: int = 128
+    vjp_columns: int = 64
+    warps: int = 4
+    sum_warps: int = 8
+    vjp_warps: int = 4
+    stages: int = 2
+    vjp_stages: int = 2
+
+    @property
+    def longest(self) -> int:
+        return max(self.tokens, self.rows, self.columns, self.vjp_rows, self.vjp_columns)
+
+
+def padded(channels: int) -> int:
+    """To a power of two, at least 16, which is what tensor cores take."""
+    return max(16, 1 << (channels - 1).bit_length())
+
+
+def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch.dtype) -> Tiles:
+    """Of an architecture such as "sm_80" or "gfx942", for padded dimensions and the dtype of the products."""
+    width = max(head_dim, value_dim)
+    large, amd = width >= 64, arch.startswith("gfx")
+    found = Tiles(
+        chunk=128 if order == 1 else 256 if width <= 32 else 512 if width == 64 else 2048,
+        block=32 if head_dim >= 64 else 16,
+        sums=8 if width == 64 else 4 if width == 128 else 16,
+        warps=8 if large else 4,
+        vjp_warps=8 if large else 4,
+    )
+    if width != 64 or amd:  # else registers would be spilled
+        found = replace(found, vjp_rows=64, vjp_columns=32)
+    if amd and width == 128:  # which has 64 KB of shared memory
+        found = replace(found, rows=64, columns=32, sums=2, stages=1, vjp_rows=32, vjp_stages=1)
+    if dtype != torch.bfloat16:  # of fp32, products of which are three
+        found = replace(found, sums=min(4, found.sums), tokens=32, rows=64, columns=32, vjp_rows=32, vjp_columns=32)
+    return found
+
+
+def planned(tiles: Tiles, plan: Plan) -> Tiles:
+    """As a plan says: `chunk` and `dense_tile`, rounded up to what the kernels take."""
+    if plan.dense_tile is not None:
+        tile = padded(plan.dense_tile)
+        names = ("tokens", "rows", "columns", "vjp_rows", "vjp_columns")
+        tiles = replace(tiles, **{name: min(tile, getattr(tiles, name)) for name in names})
+    chunk = tiles.chunk if plan.chunk is None else plan.chunk
+    return replace(tiles, chunk=-(-max(chunk, 1) // tiles.longest) * tiles.longest)

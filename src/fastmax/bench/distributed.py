@@ -1,0 +1,108 @@
+"""`fastmax bench distributed`: bytes and time of a sequence over 1, 2 and 4 processes, and the cost model beside them.
+
+The processes share the cores of one machine, so their times say how much work there is, not how fast many machines are.
+"""
+
+import statistics
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.multiprocessing import get_context
+
+from fastmax._progress import Progress
+from fastmax.bench import ring
+from fastmax.bench.measure import write
+from fastmax.bench.traffic import Traffic
+from fastmax.distributed import context_parallel_attention
+
+HEADS, HEAD_DIM = 4, 32
+WORLDS = (1, 2, 4)
+TOKENS = (4096, 16384)
+PAPER_WORLDS = (1, 8, 64, 1024)
+PAPER_TOKENS = (10**6, 10**9)
+
+
+def run(out: str | None, quick: bool) -> dict[str, Any]:
+    """Causal, order 2, fp32, forward + backward; tokens of all processes together."""
+    cells, rounds = [], 3 if quick else 7
+    with Progress(len(WORLDS)) as bar:
+        for world in WORLDS:
+            bar.step(f"{world} processes")
+            cells += _measured(world, TOKENS[:1] if quick else TOKENS, rounds)
+    measured = {
+        "heads": HEADS,
+        "head_dim": HEAD_DIM,
+        "order": 2,
+        "cells": cells,
+        "model": ring.model(PAPER_TOKENS, PAPER_WORLDS),
+    }
+    write(out, measured)
+    return measured
+
+
+def _measured(world: int, tokens: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
+    """In processes of their own, for this one may not leave a group again without a trace."""
+    context = get_context("spawn")
+    results: Any = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        processes = [
+            context.Process(target=_rank, args=(rank, world, store, tokens, rounds, results)) for rank in range(world)
+        ]
+        for process in processes:
+            process.start()
+        found: list[dict[str, Any]] = results.get(timeout=600)
+        for process in processes:
+            process.join()
+    return found
+
+
+def _rank(rank: int, world: int, store: str, tokens: tuple[int, ...], rounds: int, results: Any) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(minutes=5)
+    )
+    cells = [cell(world, n, rounds) for n in tokens]
+    if rank == 0:
+        results.put(cells)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def cell(world: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """By every process of the group; what the first measures is reported."""
+    group = distributed.group.WORLD
+    assert group is not None
+    inputs = [torch.randn(1, HEADS, tokens // world, HEAD_DIM, requires_grad=True) for _ in range(3)]
+
+    def step() -> Tensor:
+        o: Tensor = context_parallel_attention(*inputs, is_causal=True, mesh=group)
+        torch.autograd.grad(o, inputs, torch.ones_like(o))
+        return o
+
+    step()
+    wall, busy = [], []
+    for _ in range(rounds):
+        distributed.barrier()
+        start, cpu = time.perf_counter(), time.process_time()
+        step()
+        busy.append(time.process_time() - cpu)
+        distributed.barrier()
+        wall.append(time.perf_counter() - start)
+    with Traffic(world) as traffic:
+        step()
+    layer = ring.Layer(HEADS, HEADS, HEAD_DIM)
+    return {
+        "world": world,
+        "tokens": tokens,
+        "seconds": statistics.median(wall),
+        "processor_seconds": statistics.median(busy),
+        "received": traffic.received,
+        # forward and backward: a ring sends keys and values, then those again with their gradients
+        "ring_received": 3 * ring.ring_received(layer, tokens, world),
+    }

@@ -1,0 +1,80 @@
+"""How far a conversion is, in one safetensors file that is there whole or not at all."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastmax import _tensor_file
+from fastmax.integrations.transformers.conversion.recipe import Recipe
+
+FORMAT = "fastmax.convert"
+_WEIGHT, _OPTIMIZER = "weight.", "optimizer."
+
+
+@dataclass
+class Position:
+    """Batches and rates are functions of the step, and nothing is random: with the tensors, this is all there is."""
+
+    stage: str = "transfer"
+    step: int = 0
+    tokens: dict[str, int] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)
+    curve: list[list[Any]] = field(default_factory=list)
+
+
+def save(
+    path: Path,
+    recipe: Recipe,
+    position: Position,
+    model: nn.Module,
+    names: Iterable[str],
+    optimizer: torch.optim.Optimizer | None,
+) -> None:
+    """The parameters of these names, and what the optimizer knows of them."""
+    parameters = dict(model.named_parameters())
+    tensors = {_WEIGHT + name: parameters[name].detach() for name in names}
+    if optimizer is not None:
+        for name, parameter in parameters.items():
+            state = optimizer.state.get(parameter, {})
+            tensors |= {f"{_OPTIMIZER}{kind}.{name}": x for kind, x in state.items()}
+    metadata = {"format": FORMAT, "recipe": recipe.to_json(), "position": json.dumps(asdict(position))}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _tensor_file.write(path, tensors, metadata)
+
+
+def load(path: Path, recipe: Recipe, model: nn.Module) -> tuple[Position, dict[str, Tensor]]:
+    """Weights go into the model; the optimizer's tensors are returned. ValueError if it is of another conversion."""
+    metadata, tensors = _tensor_file.read(path)
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} is no checkpoint of a conversion: its format is {metadata.get('format')}")
+    different = recipe.differences(metadata["recipe"])
+    if different:
+        raise ValueError(f"{path} is of a conversion with other settings; asked for were {'; '.join(different)}")
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for key, x in tensors.items():
+            if key.startswith(_WEIGHT):
+                name = key.removeprefix(_WEIGHT)
+                if name not in parameters or parameters[name].shape != x.shape:
+                    raise ValueError(f"{path} is of another model: it has {name} of shape {tuple(x.shape)}")
+                parameters[name].copy_(x)
+    state = {key.removeprefix(_OPTIMIZER): x for key, x in tensors.items() if key.startswith(_OPTIMIZER)}
+    return Position(**json.loads(metadata["position"])), state
+
+
+def restore(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Into an optimizer that has made no step."""
+    parameters = dict(model.named_parameters())
+    for key, x in state.items():
+        kind, _, name = key.partition(".")
+        parameter = parameters[name]
+        # the count of steps stays where the optimizer keeps it, on the CPU
+        optimizer.state[parameter][kind] = x if kind == "step" else x.to(parameter.device)

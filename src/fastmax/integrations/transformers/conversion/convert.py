@@ -1,0 +1,117 @@
+"""convert: a pretrained softmax model becomes a Fastmax model, in two stages."""
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from fastmax.integrations.transformers.configure import configure
+from fastmax.integrations.transformers.conversion import layers, losses
+from fastmax.integrations.transformers.conversion.batches import Batch, on, split
+from fastmax.integrations.transformers.conversion.recipe import Recipe, Stage
+from fastmax.integrations.transformers.conversion.report import Conversion
+from fastmax.integrations.transformers.conversion.run import Run
+
+TRANSFER = Stage(steps=200, lr=1e-3)
+DISTILL = Stage(steps=200, lr=2e-4, scale_lr=1e-2, gate_lr=1e-2, train="all")
+MEMORY = (2.0, 7.0)
+
+
+def convert(
+    teacher: PreTrainedModel,
+    batches: Iterable[Batch],
+    *,
+    order: int = 2,
+    decay: str | None = None,
+    memory: tuple[float, float] = MEMORY,
+    normalize: bool | str | None = None,
+    learn_scale: bool = True,
+    windows: Mapping[str, int] | None = None,
+    transfer: Stage = TRANSFER,
+    distill: Stage = DISTILL,
+    loss: str | losses.Loss = "auto",
+    held_out: int = 2,
+    checkpoint_path: Path | str | None = None,
+    save_every: int = 100,
+    watch: Callable[[str, int, PreTrainedModel], None] | None = None,
+    progress: bool = True,
+) -> Conversion:
+    """A Fastmax model that does what `teacher` does, as nearly as it learns to; `teacher` itself stays as it is.
+
+    First every attention layer alone learns, on the inputs that it has in the teacher, the outputs that it has there: its
+    queries and keys, one scale per head, and its gate. Then the whole learns the outputs of the whole. Nothing is random:
+    the same teacher and batches give the same student.
+
+    Args:
+        teacher: of any architecture that uses transformers' attention interface, encoder or decoder, in fp32, in evaluation
+            mode and with attn_implementation="sdpa". Conversion holds it and the student in memory.
+        batches: what the model takes, as dictionaries of tensors: lists, a DataLoader, a generator that is long enough.
+            They are passed over as often as the steps ask. Tokens that `attention_mask` hides do not count.
+        order, decay, memory, normalize: of the student, as in `configure`. For causal models take decay="gated". Cross
+            attention does not decay.
+        learn_scale: learn one scale per head.
+        windows: layers that keep softmax over so many of the last tokens, by the names of their attention modules.
+        transfer, distill: how long and how fast the two stages learn, and what.
+        loss: of the second stage: "logits" (divergence of the predictions), "hidden" (hidden states), "embeddings" (mean-
+            pooled outputs and hidden states), or a function of the student's output, the teacher's output and the batch;
+            "auto" is "logits" where the model has a head, else "hidden".
+        held_out: so many of the first batches are not trained on; the errors that are reported are those on them.
+        checkpoint_path: a file; a conversion with the same settings goes on from it. Written every `save_every` steps and
+            after each stage.
+        watch: called with the stage, the number of steps done in it and the student, after each step, and at the start with
+            "before" and 0: to measure the student on the way.
+        progress: show a bar on standard error.
+    """
+    _check(teacher, transfer)
+    if save_every < 1:
+        raise ValueError(f"save_every must be at least 1, got {save_every}")
+    aside, stream = split(batches, held_out)
+    held = [on(teacher.device, batch) for batch in aside]
+    output, crossing = layers.teacher_pass(teacher, held[0])
+    loss_function = losses.chosen(loss, output)
+    recipe = Recipe(
+        order=order,
+        decay=decay,
+        memory=(memory[0], memory[1]),
+        normalize=normalize,
+        learn_scale=learn_scale,
+        windows=tuple(sorted((windows or {}).items())),
+        transfer=transfer,
+        distill=distill,
+        loss=losses.name_of(loss),
+        held_out=held_out,
+    )
+    student = deepcopy(teacher)
+    configure(student, order, normalize=normalize, learn_scale=learn_scale, decay=decay, memory=memory)
+    if decay is not None and crossing:  # keys of another sequence have no distance to fade with
+        configure(student, order, normalize=normalize, learn_scale=learn_scale, layers=crossing)
+    for name, tokens in (windows or {}).items():
+        configure(student, order, normalize=normalize, window=tokens, layers=[name])
+    run = Run(
+        teacher,
+        student,
+        recipe,
+        loss_function,
+        stream,
+        held,
+        None if checkpoint_path is None else Path(checkpoint_path),
+    )
+    run.save_every, run.watch = save_every, watch
+    run.all(progress)
+    return Conversion.of(student.requires_grad_(True), recipe, run.position)
+
+
+def _check(teacher: PreTrainedModel, transfer: Stage) -> None:
+    if teacher.training:
+        raise ValueError("the teacher is in training mode, where dropout blurs what it does: call teacher.eval()")
+    if teacher.config._attn_implementation != "sdpa":
+        raise ValueError(
+            f'the teacher must use attn_implementation="sdpa", it has {teacher.config._attn_implementation!r}: '
+            'call teacher.set_attn_implementation("sdpa")'
+        )
+    if teacher.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"weights are trained, so the teacher must be in float32, it is in {teacher.dtype}")
+    if transfer.train == "all":
+        raise ValueError('in the first stage only attention learns: transfer.train must not be "all"')

@@ -1,0 +1,48 @@
+"""Which parameters of the student learn in a stage, and at what rate."""
+
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from fastmax.integrations.transformers.conversion.recipe import Stage
+from fastmax.integrations.transformers.modules import attention_modules
+from fastmax.integrations.transformers.options import CHILD
+
+VALUES_AND_OUTPUTS = {
+    "v", "v_proj", "v_lin", "value", "value_proj", "v_norm",
+    "o", "o_proj", "out", "out_proj", "out_lin", "c_proj", "dense", "proj", "projection", "Wo", "wo",
+}  # fmt: skip
+"""What the projections of values and of outputs are called. A weight that makes queries, keys and values at once learns."""
+
+Group = dict[str, Any]
+
+
+def learning(student: PreTrainedModel, stage: Stage) -> tuple[list[str], list[Group]]:
+    """Their names, and the groups for an optimizer with the rate of each under "top". Others are frozen."""
+    own, scales, gates = f".{CHILD}.", "head_scale", "gate"
+    wanted = _wanted(student, stage.train)
+    groups: dict[str, Group] = {
+        kind: {"params": [], "lr": rate, "top": rate}
+        for kind, rate in (("weights", stage.lr), (scales, stage.scale_lr), (gates, stage.gate_lr))
+    }
+    names = []
+    for name, parameter in student.named_parameters():
+        added = name.partition(own)[2]
+        kind = scales if added.startswith(scales) else gates if added else "weights"
+        parameter.requires_grad_(bool(added) or name in wanted)
+        if parameter.requires_grad:
+            groups[kind]["params"].append(parameter)
+            names.append(name)
+    return names, [group for group in groups.values() if group["params"]]
+
+
+def _wanted(student: nn.Module, train: str) -> set[str]:
+    if train == "all":
+        return {name for name, _ in student.named_parameters()}
+    found = set()
+    for prefix, module in attention_modules(student):
+        for name, _ in module.named_parameters():
+            if train == "attention" or not VALUES_AND_OUTPUTS & set(name.split(".")):
+                found.add(f"{prefix}.{name}")
+    return found

@@ -1,0 +1,137 @@
+"""The stages of a conversion in turn, from wherever a checkpoint says."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from math import isfinite
+from pathlib import Path
+from time import perf_counter, process_time
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from fastmax._progress import Progress
+from fastmax.integrations.transformers.conversion import checkpoint, layers, losses
+from fastmax.integrations.transformers.conversion.batches import Batch, on, tokens_of, without_cache
+from fastmax.integrations.transformers.conversion.parameters import learning
+from fastmax.integrations.transformers.conversion.recipe import Recipe, Stage
+
+BETAS = (0.9, 0.98)
+
+
+class Run:
+    """What is held while a conversion runs; `position` is what it found so far."""
+
+    save_every = 100
+    watch: Callable[[str, int, PreTrainedModel], None] | None = None
+
+    def __init__(
+        self,
+        teacher: PreTrainedModel,
+        student: PreTrainedModel,
+        recipe: Recipe,
+        loss: losses.Loss,
+        stream: Iterator[Batch],
+        held: list[dict[str, Tensor]],
+        path: Path | None,
+    ) -> None:
+        self.teacher, self.student, self.recipe, self.loss, self.stream, self.held = (
+            teacher, student, recipe, loss, stream, held,
+        )  # fmt: skip
+        self.path = path
+        self.layers = layers.pairs(student, teacher)
+        self.stages = {"transfer": recipe.transfer, "distill": recipe.distill}
+        self.changed = {name for stage in self.stages.values() for name in learning(student, stage)[0]}
+        self.position = checkpoint.Position()
+        self.optimizer_state: dict[str, Tensor] = {}
+        if path is not None and path.exists():
+            self.position, self.optimizer_state = checkpoint.load(path, recipe, student)
+        done = self.position.step + (recipe.transfer.steps if self.position.stage == "distill" else 0)
+        for _ in islice(stream, done):
+            pass
+
+    def all(self, progress: bool) -> None:
+        now = self.position
+        if "before" not in now.errors:
+            now.errors["before"], now.losses["before"] = self.held_out_errors(), self.held_out_loss()
+            if self.watch is not None:
+                self.watch("before", 0, self.student)
+        total = sum(stage.steps for stage in self.stages.values())
+        past = 0
+        names = list(self.stages)
+        with Progress(total, "converting") as bar:
+            for name, stage in self.stages.items():
+                said = (lambda step, text, past=past: bar.show(past + step, text)) if progress else (lambda *_: None)
+                if names.index(name) >= names.index(now.stage):
+                    self.learn(name, stage, said)
+                past += stage.steps
+
+    def learn(self, name: str, stage: Stage, say: Callable[[int, str], None]) -> None:
+        now = self.position
+        if now.stage != name:
+            now.stage, now.step = name, 0
+        _, groups = learning(self.student, stage)
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.0, betas=BETAS)
+        checkpoint.restore(optimizer, self.student, self.optimizer_state)
+        self.optimizer_state = {}
+        clock, cpu = perf_counter(), process_time()
+        while now.step < stage.steps:
+            batch = on(self.student.device, next(self.stream))
+            for group in optimizer.param_groups:
+                group["lr"] = group["top"] * stage.warmth(now.step)
+            optimizer.zero_grad()
+            error = self.imitate(batch) if name == "transfer" else self.distil(batch, groups)
+            if not isfinite(error):
+                raise ValueError(f"the error is {error} at step {now.step + 1} of {name}: take smaller learning rates")
+            optimizer.step()
+            now.step += 1
+            _add(now.tokens, name, tokens_of(batch))
+            _add(now.seconds, name, -clock + (clock := perf_counter()))
+            _add(now.cpu_seconds, name, -cpu + (cpu := process_time()))
+            now.curve.append([name, now.step, error])
+            say(now.step, f"{name}, error {error:.4f}")
+            if now.step % self.save_every == 0 and now.step < stage.steps:
+                self.save(optimizer)
+            if self.watch is not None:
+                self.watch(name, now.step, self.student)
+                clock, cpu = perf_counter(), process_time()
+        if name not in now.losses:
+            if name == "transfer":
+                now.errors[name] = self.held_out_errors()
+            now.losses[name] = self.held_out_loss()
+            self.save(None)
+
+    def imitate(self, batch: Batch) -> float:
+        """One step of the first stage: the mean error of the layers."""
+        errors = layers.layer_errors(self.student, self.layers, batch, learn=True)
+        return torch.stack(list(errors.values())).mean().item()
+
+    def distil(self, batch: Batch, groups: list[dict[str, list[Tensor]]]) -> float:
+        """One step of the second."""
+        error = self.distance(batch)
+        torch.autograd.backward(error)
+        nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], 1.0)
+        return error.item()
+
+    def distance(self, batch: Batch) -> Tensor:
+        more = {**without_cache(self.student), "output_hidden_states": self.loss is not losses.logits}
+        with torch.no_grad():
+            theirs = self.teacher(**batch, **more)
+        return self.loss(self.student(**batch, **more), theirs, batch)
+
+    @torch.no_grad()
+    def held_out_errors(self) -> dict[str, float]:
+        found = [layers.layer_errors(self.student, self.layers, batch, learn=False) for batch in self.held]
+        return {pair.name: sum(errors[pair.name].item() for errors in found) / len(found) for pair in self.layers}
+
+    @torch.no_grad()
+    def held_out_loss(self) -> float:
+        return sum(self.distance(batch).item() for batch in self.held) / len(self.held)
+
+    def save(self, optimizer: torch.optim.Optimizer | None) -> None:
+        if self.path is not None:
+            checkpoint.save(self.path, self.recipe, self.position, self.student, sorted(self.changed), optimizer)
+
+
+def _add(totals: dict[str, float] | dict[str, int], name: str, amount: float) -> None:
+    totals[name] = totals.get(name, 0) + amount  # type: ignore[assignment]

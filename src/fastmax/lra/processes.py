@@ -1,0 +1,54 @@
+"""Which part of a batch a process has: some of its examples, and of those all tokens or a shard."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastmax._settings import check, setting
+from fastmax.baselines.fastmax import Fastmax
+from fastmax.distributed import parallelize
+from fastmax.lra.batches import Batch
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How processes share the work. It does not change the numbers of a run, but for the order of sums and the dropout."""
+
+    context_parallel: int = setting(
+        "processes that share a sequence, under torchrun; fastmax only", default=1, at_least=1
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Of the examples part `rank` of `world`; of their tokens shard `shard` of `shards`."""
+
+    rank: int
+    world: int
+    shard: int = 0
+    shards: int = 1
+
+    def of(self, batch: Batch) -> Batch:
+        """The tokens of this process; lengths stay those of the whole sequences."""
+        return replace(batch, tokens=batch.tokens.tensor_split(self.shards, -1)[self.shard])
+
+
+def share(accelerator: Any, processes: Processes, model: nn.Module) -> Share:
+    """Of this process. The model attends over all shards from now on, if there are several; every process must call it."""
+    rank, world, shards = accelerator.process_index, accelerator.num_processes, processes.context_parallel
+    if world % shards:
+        raise ValueError(f"context_parallel must divide the number of processes, got {shards} and {world}")
+    if shards == 1:
+        return Share(rank, world)
+    if not any(isinstance(module, Fastmax) for module in model.modules()):
+        raise ValueError("context_parallel is for attentions that are a sum over keys: fastmax1 to fastmax4")
+    mesh = torch.distributed.init_device_mesh(
+        accelerator.device.type, (world // shards, shards), mesh_dim_names=("examples", "tokens")
+    )
+    parallelize(model, mesh["tokens"])
+    return Share(rank // shards, world // shards, rank % shards, shards)

@@ -1,0 +1,128 @@
+"""Charts drawn by matplotlib in one style: for files on white, and for the page in the colours of its reader."""
+
+from io import BytesIO
+from typing import Any
+
+from fastmax.report.page.parts import Chart, Series
+
+INK, GRID = "#1b1f24", "#d5d9de"
+"""What the page replaces by its own colours."""
+COLOURS = {
+    "vanilla": "#8a8f98",
+    "softmax": "#1f78c8",
+    "softmax, gated": "#56a5e0",
+    "softmax, standardized": "#6f8fd8",
+    "fastmax1": "#d99a00",
+    "fastmax2": "#d9480f",
+    "fastmax2, gated": "#0b9b6d",
+    "fastmax2, decay": "#3fae49",
+    "fastmax4": "#a33ea1",
+    "linear": "#c86aa8",
+    "performer": "#35a7c2",
+    "reformer": "#9b7b3a",
+    "informer": "#7d7d7d",
+    "none": "#8a8f98",
+    "standard": "#1f78c8",
+    "1d": "#d99a00",
+    "quadratic": "#d9480f",
+}
+_MORE = ("#0b9b6d", "#d9480f", "#1f78c8", "#a33ea1", "#d99a00", "#8a8f98", "#35a7c2", "#c86aa8")
+_MARKERS = "osD^vP*X"
+SIZE = (4.3, 3.1)
+STYLE: dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9.5,
+    "svg.fonttype": "none",
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.7,
+    "lines.markersize": 4.5,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "figure.constrained_layout.use": True,
+}
+
+
+def draw(chart: Chart) -> tuple[bytes, bytes]:
+    """SVG and PNG, on white."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style: Any = STYLE | {"svg.hashsalt": chart.name}
+    with matplotlib.rc_context(style):
+        height = max(SIZE[1], 0.9 + 0.27 * len(chart.categories)) if chart.categories else SIZE[1]
+        figure = Figure(figsize=(SIZE[0], height), facecolor="white")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        for number, series in enumerate(chart.series):
+            _series(axes, chart, series, number)
+        _axes(axes, chart)
+        if len(chart.series) > 1:
+            handles, labels = axes.get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), columnspacing=1.2)
+        files = []
+        for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 160})):
+            buffer = BytesIO()
+            figure.savefig(buffer, format=kind, **options)
+            files.append(buffer.getvalue())
+    return files[0], files[1]
+
+
+def colour(label: str, number: int) -> str:
+    return COLOURS.get(label, _MORE[number % len(_MORE)])
+
+
+def _series(axes: Any, chart: Chart, one: Series, number: int) -> None:
+    look = {"color": colour(one.label, number), "label": one.label}
+    marker = _MARKERS[number % len(_MARKERS)]
+    deviation = [0.0 if d is None else d for d in one.deviation]
+    if one.area:
+        axes.scatter(one.x, one.y, s=one.area, alpha=0.55, linewidths=0, **look)
+        axes.scatter(one.x, one.y, s=6, color=look["color"])
+    elif chart.categories:
+        axes.errorbar(one.x, one.y, xerr=deviation or None, fmt=marker, capsize=2.5, linewidth=1.2, **look)
+    else:
+        style = "--" if one.dashed else "-"
+        dense = len(one.x) > 24
+        axes.plot(one.x, one.y, style if one.line else "", marker="" if dense else marker, **look)
+        if any(deviation):
+            low, high = ([y + sign * d for y, d in zip(one.y, deviation, strict=True)] for sign in (-1, 1))
+            axes.fill_between(one.x, low, high, color=look["color"], alpha=0.16, linewidth=0)
+    for x in one.missing:  # at the top of the frame: there is no number to go with it
+        axes.plot(
+            [x], [0.97], "x", color=look["color"], transform=axes.get_xaxis_transform(), markersize=7, clip_on=False
+        )
+
+
+def _axes(axes: Any, chart: Chart) -> None:
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
+    if chart.x_log:
+        axes.set_xscale("log", base=chart.x_base)
+    if chart.y_log:
+        axes.set_yscale("log")
+    if chart.reference is not None:
+        line = axes.axvline if chart.categories else axes.axhline
+        line(chart.reference, color=INK, linewidth=0.9, linestyle=":")
+    if chart.categories:
+        axes.set_yticks(range(len(chart.categories)), chart.categories)
+        axes.invert_yaxis()
+
+
+def for_page(svg: bytes) -> str:
+    """To stand in the page itself: no preamble, no background, the reader's colours."""
+    text = svg.decode()
+    text = text[text.index("<svg") :]
+    text = text.replace("fill: #ffffff; stroke: none", "fill: none; stroke: none")
+    text = text.replace("fill: #ffffff", "fill: none")
+    return text.replace(INK, "currentColor").replace(GRID, "var(--grid)")

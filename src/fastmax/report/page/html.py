@@ -1,0 +1,211 @@
+"""The page: sections to HTML, with its style, its scripts and the data of the explorer inside."""
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fastmax.report.page.documents import Results
+from fastmax.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Block, Chart, Finding, Section, Table
+from fastmax.report.page.words import NAMES, listed
+
+CLASSES = {AGREES: "holds", DIFFERS: "fails", PARTLY: "partly", OPEN: "open"}
+SIGNS = {AGREES: "✓", DIFFERS: "✗", PARTLY: "◐", OPEN: "○"}
+LONG_TEXT, LONG_TABLE = 40, 14
+"""Letters from which on a cell is broken into lines, and rows from which on a table is folded away."""
+_HERE = Path(__file__).parent
+
+
+def page(sections: list[Section], drawn: dict[str, str], results: Results) -> str:
+    shown = [one for one in sections if one.blocks]
+    links = "".join(f'<a href="#{one.name}">{escape(NAMES[one.name])}</a>' for one in shown)
+    body = "".join(_section(one, drawn) for one in shown)
+    explorer = next((one.data for one in sections if one.name == "maps" and one.data), {})
+    data = json.dumps(explorer, separators=(",", ":")).replace("</", "<\\/")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>fastmax: the paper reproduced</title>
+<link rel="icon" href="data:,">
+<style>{(_HERE / "page.css").read_text()}</style>
+</head>
+<body>
+<header>
+<h1>FAST: Factorizable Attention, reproduced</h1>
+<p>{escape(_provenance(results))}</p>
+<nav aria-label="Sections"><a href="#conclusions">Conclusions</a>{links}<a href="#runs">What was run</a></nav>
+</header>
+<main>
+{_conclusions(sections)}
+{body}
+{_runs(results)}
+</main>
+<footer><p>Drawn from the JSON beside this page by <code>fastmax report</code>, which measures nothing.
+Every figure is in figures/ as SVG, PNG and CSV, every table in tables/ as CSV.</p></footer>
+<script type="application/json" id="explorer-data">{data}</script>
+<script>{(_HERE / "page.js").read_text()}</script>
+</body>
+</html>
+"""
+
+
+def conclusions(sections: list[Section]) -> Table:
+    rows = tuple((c.source, c.says, c.verdict, c.evidence) for one in sections for c in one.claims)
+    return Table(
+        "conclusions",
+        "What the paper says, and what was found",
+        ("where", "the paper says", "on this evidence", "what was found"),
+        rows,
+    )
+
+
+def runs(results: Results) -> Table:
+    """Who measured what, when, on what."""
+    rows = []
+    for experiment, documents in results.items():
+        for d in documents:
+            m, seed = d["machine"], d["settings"].get("seed")
+            rows.append(
+                (
+                    experiment,
+                    d["name"],
+                    seed,
+                    d["seconds"],
+                    m["processor"],
+                    m["threads"],
+                    m["torch"],
+                    m["fastmax"],
+                    m["date"],
+                    m["command"],
+                )
+            )
+    columns = ("experiment", "item", "seed", "seconds", "processor", "threads", "torch", "fastmax", "date", "command")
+    return Table("runs", "Every item of this report", columns, tuple(rows), ("", "", "", ",.0f"))
+
+
+def _provenance(results: Results) -> str:
+    machines = [d["machine"] for found in results.values() for d in found]
+    processors = listed(sorted({f"{m['processor']} ({m['cores']} cores, {m['simd']})" for m in machines}))
+    dates = sorted({m["date"] for m in machines})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return (
+        f"{len(machines)} measurements on {processors}, torch {listed(sorted({m['torch'] for m in machines}))}, {when}."
+    )
+
+
+def _conclusions(sections: list[Section]) -> str:
+    table = conclusions(sections)
+    counts = {verdict: sum(row[2] == verdict for row in table.rows) for verdict in CLASSES}
+    said = listed([f"{count} {verdict}" for verdict, count in counts.items() if count])
+    cards = "".join(_card(*row) for row in table.rows)
+    said = (
+        f"Of {len(table.rows)} claims of the paper: {said}. Each is judged by a rule from the numbers below, "
+        "which are all in the JSON; none by hand."
+    )
+    return (
+        f'<section id="conclusions"><h2>Conclusions</h2><p>{escape(said)}</p><ul class="claims">{cards}</ul></section>'
+    )
+
+
+def _card(where: str, says: str, verdict: str, evidence: str) -> str:
+    sign = f'<span class="verdict">{SIGNS[verdict]} {escape(verdict)}</span>'
+    claim = f'<p class="says">{sign} {escape(says)} <span class="where">{escape(where)}</span></p>'
+    return f'<li class="claim {CLASSES[verdict]}">{claim}<p>{escape(_sentence(evidence))}</p></li>'
+
+
+def _section(one: Section, drawn: dict[str, str]) -> str:
+    blocks = "".join(_block(block, drawn) for block in one.blocks)
+    explorer = _EXPLORER if one.name == "maps" and one.data else ""
+    return (
+        f'<section id="{one.name}"><h2>{escape(one.title)}</h2><p>{escape(one.intro)}</p>{explorer}{blocks}</section>'
+    )
+
+
+def _block(block: Block, drawn: dict[str, str]) -> str:
+    figures = "".join(_chart(chart, drawn[chart.name]) for chart in block.charts)
+    inside = f'<div class="charts">{figures}</div>' if figures else ""
+    inside += "".join(_finding(one) for one in block.findings if one.text)
+    inside += "".join(_table(one) for one in block.tables)
+    if block.folded:
+        return f"<details><summary>{escape(block.title)}</summary>{inside}</details>"
+    return (f"<h3>{escape(block.title)}</h3>" if block.title else "") + inside
+
+
+def _chart(chart: Chart, svg: str) -> str:
+    svg = svg.replace(
+        "<svg",
+        f'<svg role="img" aria-label="{escape(chart.title)}: {escape(chart.y_label)} against {escape(chart.x_label)}"',
+        1,
+    )
+    links = " ".join(f'<a href="figures/{chart.name}.{kind}">{kind.upper()}</a>' for kind in ("svg", "png", "csv"))
+    return f"<figure>{svg}<figcaption>{escape(chart.title)} <small>{links}</small></figcaption></figure>"
+
+
+def _finding(one: Finding) -> str:
+    sign = (
+        ""
+        if not one.verdict
+        else f'<span class="verdict">{SIGNS[one.verdict]} the paper\'s claim {escape(one.verdict)}</span> '
+    )
+    return f'<p class="finding {CLASSES.get(one.verdict, "")}">{sign}{escape(_sentence(one.text))}</p>'
+
+
+def _sentence(text: str) -> str:
+    """Begins with a capital, unless it begins with a name, and ends with a stop."""
+    first = text.split(" ")[0]
+    text = text if any(ch.isdigit() for ch in first) or first.endswith((":", ",")) else text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!")) else f"{text}."
+
+
+def _table(table: Table) -> str:
+    head = "".join(
+        f'<th scope="col" aria-sort="none"><button type="button">{escape(c.strip())}</button></th>'
+        for c in table.columns
+    )
+    rows = "".join(f"<tr>{''.join(_cell(table, row, i) for i in range(len(row)))}</tr>" for row in table.rows)
+    link = f'<a href="tables/{table.name}.csv">CSV</a>'
+    caption = f"<caption>{escape(table.title)} <small>{link}</small></caption>"
+    inside = f"{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
+    shown = (
+        f'<div class="table" tabindex="0" role="region" aria-label="{escape(table.title)}">'
+        f'<table data-name="{table.name}">{inside}</table></div>'
+    )
+    if len(table.rows) < LONG_TABLE:
+        return shown
+    return f"<details><summary>{escape(table.title)}: {len(table.rows)} rows</summary>{shown}</details>"
+
+
+def _cell(table: Table, row: tuple[Any, ...], column: int) -> str:
+    value = row[column]
+    number = isinstance(value, int | float)
+    sort = f' data-value="{value!r}"' if number else ""
+    kind = "number" if number or value is None else "long" if len(str(value)) > LONG_TEXT else ""
+    return f"<td{f' class={kind}' if kind else ''}{sort}>{escape(table.shown(row, column))}</td>"
+
+
+def _runs(results: Results) -> str:
+    intro = "<p>Every measurement, with its command and machine.</p>"
+    return f'<section id="runs"><h2>What was run</h2>{intro}{_table(runs(results))}</section>'
+
+
+_EXPLORER = """
+<div id="explorer" class="explorer">
+<h3>Explorer</h3>
+<div class="controls">
+<label>Data <select id="ex-data"></select></label><label>Model <select id="ex-model"></select></label>
+<label>Layer <select id="ex-layer"></select></label><label>Head <select id="ex-head"></select></label>
+<label>Sample <select id="ex-sample"></select></label>
+</div>
+<div class="views">
+<div class="view"><canvas id="ex-map" tabindex="0" role="application"
+aria-label="Attention map: rows are queries, columns are keys. Arrow keys move."></canvas>
+<p class="axis">rows: queries, columns: keys; stronger colour is more weight, each map on a scale of its own
+(square root)</p></div>
+<div class="view"><div id="ex-sample-view"></div></div>
+</div>
+<p id="ex-info" class="info" aria-live="polite">Point at the map, or focus it and use the arrow keys.</p>
+</div>
+"""

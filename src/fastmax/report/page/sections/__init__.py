@@ -1,0 +1,1 @@
+"""A section for each experiment: a function from results to what the page shows of it."""

@@ -1,0 +1,162 @@
+"""Exactness and gradients."""
+
+from fastmax.report.page.documents import Document, Results, one
+from fastmax.report.page.parts import AGREES, DIFFERS, Block, Chart, Claim, Finding, Section, Series, Table, untested
+
+NAME = "exactness"
+SHARES = ("negative", "denominators", "causal_denominators")
+TITLE = "Exactness and gradients"
+BOUND = ("Section 2.3", "Gradients of the score are bounded: |∂o/∂s| ≤ 10 ‖v‖∞ / (2N + 3), and 0 from below.")
+VALID = ("Equation 10", "Attention weights are not negative and sum to one.")
+SAVED = ("Section 2.5", "Custom gradients reduce what is stored from O(N D²), masked O(N D³), to O(N D).")
+
+
+def section(results: Results) -> Section:
+    documents = results.get(NAME, [])
+    blocks: list[Block] = []
+    claims: list[Claim] = []
+    headline = ""
+    error = one(documents, "error")
+    if error is not None:
+        blocks.append(_error(error))
+        last = error["result"]["rows"][-1]
+        headline = (
+            f"exactness: at N = {last['tokens']:,} the error of Fastmax2 in fp32 is {last['errors']['fastmax2']:.1e}, "
+            f"of softmax {last['errors']['softmax']:.1e}"
+        )
+    bound = one(documents, "gradient-bound")
+    blocks += [] if bound is None else [_bound(bound)]
+    claims.append(untested(*BOUND) if bound is None else _bound_claim(bound))
+    negative = one(documents, "negative-weights")
+    blocks += [] if negative is None else [_negative(negative)]
+    claims.append(untested(*VALID) if negative is None else _negative_claim(negative))
+    saved = one(documents, "saved-memory")
+    blocks += [] if saved is None else [_saved(saved)]
+    claims.append(untested(*SAVED) if saved is None else _saved_claim(saved))
+    return Section(
+        NAME, TITLE, "What must hold before any training is worth looking at.", tuple(blocks), tuple(claims), headline
+    )
+
+
+def _error(document: Document) -> Block:
+    rows = document["result"]["rows"]
+    names = list(rows[0]["errors"])
+    series = [
+        Series(
+            name, tuple(r["tokens"] for r in rows), tuple(r["errors"][name] for r in rows), dashed="definition" in name
+        )
+        for name in names
+    ]
+    chart = Chart(
+        "exactness-error",
+        "fp32 against fp64, causal, last queries",
+        "tokens N",
+        "relative error",
+        tuple(series),
+        True,
+        True,
+        2,
+    )
+    table = Table(
+        "exactness-error", "Relative error of fp32 against the definition in fp64", ("N", *names),
+        tuple((r["tokens"], *(r["errors"][name] for name in names)) for r in rows), (",", *(".1e" for _ in names)),
+    )  # fmt: skip
+    worst = max(r["errors"]["fastmax2"] / r["errors"]["softmax"] for r in rows)
+    text = (
+        f"The error of Fastmax2 is at most {worst:.1f} times that of PyTorch's softmax attention "
+        "at the same N: it is the same function as the N × N matrix, not an approximation of it."
+    )
+    return Block("Error over N", (chart,), (Finding(text, AGREES if worst < 4 else DIFFERS),), (table,))
+
+
+def _bound(document: Document) -> Block:
+    rows = document["result"]["rows"]
+    n = tuple(r["tokens"] for r in rows)
+    series = [Series(name, n, tuple(r["largest"][name] for r in rows)) for name in rows[0]["largest"]]
+    series += [
+        Series("the paper's bound", n, tuple(r["paper"] for r in rows), dashed=True),
+        Series("sharper bound", n, tuple(r["sharp"] for r in rows), dashed=True),
+    ]
+    chart = Chart(
+        "exactness-bound",
+        "Largest gradient over ‖v‖∞, order 2",
+        "tokens N",
+        "largest |∂o/∂s| / ‖v‖∞",
+        tuple(series),
+        True,
+        True,
+        2,
+    )
+    return Block(
+        "The gradient bound", (chart,), (Finding(_bound_claim(document).evidence, _bound_claim(document).verdict),)
+    )
+
+
+def _bound_claim(document: Document) -> Claim:
+    rows = document["result"]["rows"]
+    share = max(max(r["largest"].values()) / r["paper"] for r in rows)
+    text = (
+        f"The largest gradient found is {100 * share:.0f} % of the paper's bound. Gradients of "
+        "both signs occur, so the lower bound of 0 is a slip; 8 / (2N + 3) is the sharper bound "
+        "under the premise 0 ≤ s ≤ 1."
+    )
+    return Claim(*BOUND, AGREES if share <= 1 else DIFFERS, text)
+
+
+def _negative(document: Document) -> Block:
+    rows = document["result"]["rows"]
+    table = Table(
+        "exactness-negative", ("Gaussian queries and keys, N = 64: shares of negative weights, and of denominators that "
+"are not positive"),
+        ("D", "order", "scale", "negative weights, %", "denominators, %", "masked, %"),
+        tuple(
+            (r["head_dim"], r["order"], r["scale"], *(100 * r[share] for share in SHARES))
+            for r in rows
+        ),
+        ("", "", "", ".2f", ".2f", ".2f"),
+    )  # fmt: skip
+    claim = _negative_claim(document)
+    return Block("Negative weights", (), (Finding(claim.evidence, claim.verdict),), (table,))
+
+
+def _negative_claim(document: Document) -> Claim:
+    rows = document["result"]["rows"]
+    even = max(r["negative"] for r in rows if r["order"] % 2 == 0)
+    odd = [r for r in rows if r["order"] == 1 and r["scale"] == "1"]
+    safe = max(r["negative"] for r in rows if r["order"] % 2 and r["scale"] == "1/D")
+    worst = max(odd, key=lambda r: r["denominators"])
+    low, high = min(r["negative"] for r in odd), max(r["negative"] for r in odd)
+    text = (
+        f"Even orders: {100 * even:.0f} % negative weights at any scale. Order 1 as written: {100 * low:.0f} to "
+        f"{100 * high:.0f} % are negative, and up to {100 * worst['denominators']:.0f} % of denominators are not positive "
+        f"(D = {worst['head_dim']}); with the scale 1/D, the default here, {100 * safe:.0f} %."
+    )
+    return Claim(*VALID, "holds in part", text)
+
+
+def _saved(document: Document) -> Block:
+    rows = document["result"]["rows"]
+    columns = ("N", "mask", "custom gradient, KiB", "plain autograd, KiB", "ratio")
+    lines = []
+    for r in rows:
+        ours, theirs = (r["bytes"][way] / 1024 for way in ("custom gradient", "plain autograd"))
+        lines.append((r["tokens"], "masked" if r["is_causal"] else "unmasked", ours, theirs, theirs / ours))
+    title = f"Bytes kept from forward for backward, one head of {rows[0]['head_dim']}, order 2"
+    table = Table("exactness-saved", title, columns, tuple(lines), (",", "", ",.0f", ",.0f", ".1f"))
+    claim = _saved_claim(document)
+    return Block("Memory of the gradient", (), (Finding(claim.evidence, claim.verdict),), (table,))
+
+
+def _saved_claim(document: Document) -> Claim:
+    rows = document["result"]["rows"]
+    ratios = {
+        causal: [r["bytes"]["plain autograd"] / r["bytes"]["custom gradient"] for r in rows if r["is_causal"] == causal]
+        for causal in (False, True)
+    }
+    per_token = {r["bytes"]["custom gradient"] / r["tokens"] for r in rows}
+    text = (
+        f"The custom gradient keeps {max(per_token):,.0f} bytes per token at every N, masked or "
+        f"not; autograd on the paper's form keeps {min(ratios[False]):.0f} (unmasked) to {max(ratios[True]):.0f} "
+        "times (masked) as much."
+    )
+    return Claim(*SAVED, AGREES if len(per_token) == 1 else "holds in part", text)

@@ -1,0 +1,109 @@
+"""Recall: what was the value that came with this key?"""
+
+from fastmax.report.page.documents import Document, Results, group, spread
+from fastmax.report.page.parts import Block, Chart, Finding, Section, Series, Table
+from fastmax.report.page.words import listed
+
+NAME = "recall"
+TITLE = "Recall (ours)"
+
+
+def section(results: Results) -> Section:
+    documents = results.get(NAME, [])
+    if not documents:
+        return Section(NAME, TITLE)
+    s = documents[0]["settings"]
+    intro = (
+        "Pairs of a key and a value, then the keys again in another order: what was the value? "
+        f"{s['names']} names of keys and of values, two layers with a "
+        f"short convolution, learned positions, up to {s['steps']} steps, stopped at 99.5 %. fastmax1 "
+        "has the scale 1/D, fastmax2 1/√D."
+    )
+    near = [d for d in documents if not d["settings"]["filler"]]
+    charts = tuple(chart(found, d) for d, found in sorted(group(near, _head_dim).items()))
+    solved = sorted(
+        {
+            d["settings"]["attention"]
+            for d in near
+            if d["settings"]["pairs"] == max(_pairs(near)) and d["result"]["accuracy"] >= 0.99
+        }
+    )
+    text = (
+        f"With {max(_pairs(near))} pairs, over 99 % is reached by {listed(solved)}"
+        if solved
+        else f"With {max(_pairs(near))} pairs no attention reaches 99 % in these steps"
+    )
+    finding = Finding(f"{text}. The paper has no such experiment.")
+    return Section(NAME, TITLE, intro, (Block("", charts, (finding,), (table(documents),)),), (), f"recall: {text}")
+
+
+def _head_dim(document: Document) -> int:
+    s = document["settings"]
+    return int(s["width"] // s["heads"])
+
+
+def _pairs(documents: list[Document]) -> set[int]:
+    return {d["settings"]["pairs"] for d in documents}
+
+
+def chart(documents: list[Document], head_dim: int) -> Chart:
+    """Gates that start with other reaches than the first to be run are in the table only."""
+    series = []
+    for name, found in group(documents, lambda d: d["settings"]["attention"]).items():
+        memory = next(
+            (d["settings"]["memory"] for d in found if d["settings"]["memory"] == [2.0, 12.0]),
+            found[0]["settings"]["memory"],
+        )
+        points = []
+        for pairs in sorted(_pairs(found)):
+            values = [
+                100 * d["result"]["accuracy"]
+                for d in found
+                if d["settings"]["pairs"] == pairs and d["settings"]["memory"] == memory
+            ]
+            if values:
+                points.append((pairs, *spread(values)))
+        x, y, deviation = zip(*points, strict=True)
+        series.append(Series(name, x, y, deviation))
+    return Chart(
+        f"recall-d{head_dim}",
+        f"heads of {head_dim}",
+        "pairs to remember",
+        "accuracy, %",
+        tuple(series),
+        x_log=True,
+        x_base=2,
+    )
+
+
+def table(documents: list[Document]) -> Table:
+    rows = []
+    for d in documents:
+        s, r = d["settings"], d["result"]
+        reach = None if r["reach"] is None else "; ".join(" ".join(f"{x:g}" for x in layer) for layer in r["reach"])
+        start = f"{s['memory'][0]:g} to {s['memory'][1]:g}" if s["attention"].endswith("gated") else None
+        rows.append(
+            (
+                s["attention"],
+                start,
+                s["pairs"],
+                s["filler"],
+                _head_dim(d),
+                s["seed"],
+                100 * r["accuracy"],
+                r["steps_done"],
+                reach,
+            )
+        )
+    columns = (
+        "attention",
+        "memory at the start, 2^m",
+        "pairs",
+        "filler",
+        "D",
+        "seed",
+        "accuracy, %",
+        "steps",
+        "reach in tokens, layer; layer",
+    )
+    return Table("recall", "Every run", columns, tuple(rows), ("", "", "", "", "", "", ".1f", ","))

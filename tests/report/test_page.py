@@ -1,0 +1,227 @@
+"""The report of a miniature of everything: tables rebuilt from the JSON, no number that is not in it, files and claims."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+
+from fastmax.cli import main
+from fastmax.report.page import build, documents, html
+from fastmax.report.page.parts import OPEN, Chart, Section, Series, Table
+from fastmax.report.page.sections import dropout, language, lra, scaling
+from tests.reproduce import miniature
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        return miniature.measured(tmp_path_factory.mktemp("reproduced"), patch)
+
+
+@pytest.fixture(scope="module")
+def report(results: Path) -> Path:
+    assert main(["report", str(results)]) == 0
+    return results / "report"
+
+
+@pytest.fixture(scope="module")
+def sections(results: Path) -> list[Section]:
+    return build.sections(documents.load(results))
+
+
+def numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return
+    if isinstance(value, int | float):
+        yield float(value)
+    else:
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from numbers(one)
+
+
+def every(results: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(results.glob("*/*.json"))]
+
+
+def test_everything_is_written(report: Path, sections: list[Section]) -> None:
+    charts, tables = build.charts(sections), build.tables(sections)
+    assert {one.name for one in sections if one.blocks} == set(html.NAMES)
+    for chart in charts:
+        for kind in ("svg", "png", "csv"):
+            assert (report / "figures" / f"{chart.name}.{kind}").stat().st_size > 50
+    assert len({chart.name for chart in charts}) == len(charts)
+    assert len({table.name for table in tables}) == len(tables)
+    assert {path.stem for path in (report / "tables").glob("*.csv")} == {table.name for table in tables}
+
+
+def test_the_page_needs_no_network(report: Path) -> None:
+    page = (report / "index.html").read_text()
+    for needle in ("http://", "https://", "src=", "@import", "url("):
+        found = [part for part in page.split(needle)[1:] if not part.startswith(("www.w3.org", "#"))]
+        assert not [part for part in found if not part.startswith(("purl.org", "creativecommons", "matplotlib.org"))], (
+            needle
+        )
+    assert "NaN" not in page
+
+
+def test_csv_files_hold_the_tables(report: Path, sections: list[Section]) -> None:
+    for table in build.tables(sections):
+        with (report / "tables" / f"{table.name}.csv").open(newline="") as file:
+            rows = list(csv.reader(file))
+        assert len(rows) == 1 + len(table.rows)
+        for written, row in zip(rows[1:], table.rows, strict=True):
+            assert written == ["" if cell is None else str(cell) for cell in row]
+
+
+def test_the_page_shows_the_tables(report: Path, sections: list[Section]) -> None:
+    page = (report / "index.html").read_text()
+    for table in build.tables(sections)[1:]:
+        start = page.index(f'data-name="{table.name}"')
+        part = page[start : page.index("</table>", start)]
+        assert part.count("<tr>") == 1 + len(table.rows)
+        for row in table.rows:
+            for column in range(len(row)):
+                assert html.escape(table.shown(row, column)) in part
+
+
+def test_what_is_drawn_unaveraged_is_in_the_json(results: Path, sections: list[Section]) -> None:
+    """Times in ms, memory in MiB, accuracies in per cent are the numbers of the JSON; curves over seeds are means."""
+    held = {round(x * factor, 9) for d in every(results) for x in numbers(d["result"]) for factor in (1, 1e3, 100)}
+    held |= {
+        round((row["peak"] - row["before"]) / 2**20, 9)
+        for d in every(results) if d["experiment"] == "scaling" for row in d["result"]["memory"]
+    }  # fmt: skip
+    checked = 0
+    for section in sections:
+        if section.name in ("scaling", "exactness", "maps", "recall", "language"):
+            for chart in build.charts([section]):
+                values = [y for one in chart.series for y in (one.x if chart.categories else one.y)]
+                assert {round(y, 9) for y in values} <= held, chart.name
+                checked += len(values)
+    assert checked > 50
+
+
+def test_tables_are_rebuilt_from_the_json(results: Path, sections: list[Section]) -> None:
+    tables = {table.name: table for table in build.tables(sections)}
+    found = every(results)
+    runs = [d for d in found if d["experiment"] == "dropout"]
+    assert len(tables["dropout"].rows) == 4
+    for mode, rate, seeds, loss, deviation, lowest, _, accuracy, _ in tables["dropout"].rows:
+        own = [d["result"] for d in runs if (d["settings"]["mode"], d["settings"]["rate"]) == (mode, rate)]
+        assert seeds == len(own) == 2
+        assert loss == pytest.approx(mean(r["curve"][-1][1] for r in own))
+        assert deviation == pytest.approx(stdev(r["curve"][-1][1] for r in own))
+        assert lowest == pytest.approx(mean(min(p[1] for p in r["curve"]) for r in own))
+        assert accuracy == pytest.approx(100 * mean(r["accuracy"] for r in own))
+    softmax = next(d for d in found if d["experiment"] == "language" and d["settings"]["attention"] == "softmax")
+    for name, lr, loss, _, gap, *_ in tables["language-listops-32"].rows:
+        own = next(d for d in found if d["experiment"] == "language" and d["settings"]["attention"] == name)
+        assert (lr, loss) == (own["settings"]["lr"], own["result"]["val_loss"])
+        assert gap == pytest.approx(loss - softmax["result"]["val_loss"])
+    for name, test, dev, theirs in tables["lra-accuracy"].rows:
+        own = next(d for d in found if d["experiment"] == "lra" and d["settings"]["attention"] == name)["result"]
+        assert (test, dev) == pytest.approx((100 * own["test"]["accuracy"], 100 * own["dev_accuracy"]))
+        assert theirs == {"softmax": 38.37, "fastmax1": 37.20, "fastmax2": 37.40, "linear": 16.13}.get(name)
+    speed = {d["settings"]["task"]: d["result"] for d in found if d["experiment"] == "lra-speed"}
+    table = tables["lra-speed-0"]
+    for row in table.rows:
+        for task, at in (("listops", 1), ("text", 4)):
+            best = {name: t["best"] for name, t in speed[task]["seconds"].items()}
+            assert table.columns[at] == f"{task}, steps/s"
+            assert row[at : at + 2] == pytest.approx((1 / best[row[0]], best["vanilla"] / best[row[0]]))
+
+
+def test_equal_time_counts_steps_by_what_they_cost(results: Path, sections: list[Section]) -> None:
+    table = next(t for t in build.tables(sections) if t.name == "lra-equal-time")
+    (timed,) = [d for d in every(results) if d["name"] == "listops-dropout-0.0"]
+    best = {name: t["best"] for name, t in timed["result"]["seconds"].items()}
+    rows = {row[1]: row for row in table.rows}
+    assert set(rows) == {"fastmax2", "fastmax1", "softmax", "softmax, plain formula"}
+    for name, kernel in (("fastmax1", "fastmax1"), ("softmax", "softmax"), ("softmax, plain formula", "vanilla")):
+        assert rows[name][2] == pytest.approx(best[kernel] / best["fastmax2"])
+        assert rows[name][3] == pytest.approx(min(40, 40 * best["fastmax2"] / best[kernel]))
+
+
+def test_break_even_is_between_the_lengths_where_the_faster_changes() -> None:
+    def cell(tokens: int, ours: float, theirs: float) -> dict[str, Any]:
+        return {"tokens": tokens, "seconds": {"fastmax2": {"best": ours}, "vanilla": {"best": theirs}}}
+
+    cells = [cell(100, 2.0, 1.0), cell(400, 4.0, 8.0)]
+    said, n = scaling.break_even(cells, "fastmax2", "vanilla")
+    assert (said, n) == ("200", pytest.approx(200))
+    assert scaling.break_even(cells[1:], "fastmax2", "vanilla") == ("below 400", None)
+    assert scaling.break_even(cells[:1], "fastmax2", "vanilla") == ("above 100", None)
+    assert scaling.break_even([], "fastmax2", "vanilla") == ("–", None)
+    assert scaling.growth(cells, "vanilla") == (100, 400, pytest.approx(1.5))
+
+
+def test_claims_without_results_are_open() -> None:
+    for one in build.SECTIONS:
+        section = one.section({})
+        assert all(claim.verdict == OPEN for claim in section.claims)
+        assert not section.blocks
+
+
+def test_short_trainings_decide_nothing(sections: list[Section]) -> None:
+    verdicts = {claim.says: claim.verdict for one in sections for claim in one.claims}
+    for claim in (lra.EQUAL, lra.STEPS, language.SAME, dropout.BEST):
+        assert verdicts[claim[1]] == OPEN, claim
+
+
+def rows_of_dropout(quadratic: float, standard: float) -> Table:
+    """One rate; without dropout the loss rises from 0.5 to 1."""
+    rows = [("none", 0.0, 3, 1.0, 0.01, 0.5, 0.01, 50.0, 1.0)]
+    rows += [
+        (mode, 0.1, 3, loss, 0.01, 0.5, 0.01, 50.0, 1.0)
+        for mode, loss in (("quadratic", quadratic), ("standard", standard))
+    ]
+    return Table("dropout", "", (), tuple(rows))
+
+
+@pytest.mark.parametrize(
+    ("quadratic", "standard", "best", "helps"),
+    [
+        (0.6, 0.8, "holds", "holds"),
+        (0.9, 0.6, "does not hold", "holds"),
+        (1.2, 1.205, "holds in part", "does not hold"),
+        (1.005, 0.9, "does not hold", "holds in part"),
+    ],
+)
+def test_rules_of_dropout(quadratic: float, standard: float, best: str, helps: str) -> None:
+    claims = dropout.claims_of(rows_of_dropout(quadratic, standard))
+    assert [claim.verdict for claim in claims] == [best, helps]
+
+
+def test_a_chart_says_what_it_draws() -> None:
+    series = (Series("a", (1, 2), (3, 4), (None, 0.5)), Series("b", (1,), (2,), missing=(8,)))
+    data = Chart("c", "C", "x", "y", series).data()
+    assert data.rows == (
+        ("a", 1, 3, None, None),
+        ("a", 2, 4, 0.5, None),
+        ("b", 1, 2, None, None),
+        ("b", 8, None, None, None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "has no results"),
+        ("{", "is not JSON"),
+        ("[1]", "is no result of"),
+        ('{"experiment": "x"}', "is no result of"),
+    ],
+)
+def test_wrong_folders_are_refused(
+    content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x" / "y.json").write_text(content)
+    assert main(["report", str(tmp_path)]) == 1
+    assert message in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "absent")]) == 2

@@ -1,0 +1,122 @@
+"""What can be said of GPUs without one: fake tensors, checks that wait for nothing, which backend runs."""
+
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from fastmax import fastmax_attention, fastmax_varlen_attention, ops, validation
+from fastmax.backends import triton
+from fastmax.backends.triton import device, recorded
+from fastmax.call import Call, Options
+from fastmax.decay import log_decay_grads
+
+
+@pytest.mark.parametrize("backend", ["auto", "triton", "chunked"])
+def test_fake_cuda_tensors(backend: str) -> None:
+    with FakeTensorMode():
+        q, k, v = (torch.empty(2, heads, 9, 16, device="cuda") for heads in (4, 2, 2))
+        o, state = fastmax_attention(q, k, v, is_causal=True, enable_gqa=True, return_state=True, backend=backend)
+        assert (o.shape, o.device.type, state.shape) == ((2, 4, 9, 16), "cuda", (2, 2, 153, 17))
+
+
+def test_fake_gradients() -> None:
+    """Without autograd, which a build without CUDA has not for tensors on a GPU, fake ones too."""
+    with FakeTensorMode():
+        one = call("cuda")
+        o, g, state = ops.forward(*one.flatten())
+        found = ops.backward(o, g, None, o, None, None, *one.flatten())
+        assert [(x.shape, x.device.type) for x in found[:3]] == [(one.q.shape, "cuda")] * 3
+        assert state.numel() == 0
+
+
+def test_fake_packed_cuda_tensors() -> None:
+    with FakeTensorMode():
+        q, k, v = (torch.empty(20, 2, 16, device="cuda") for _ in range(3))
+        cu = torch.empty(4, dtype=torch.int32, device="cuda")
+        assert fastmax_varlen_attention(q, k, v, cu, cu, is_causal=True).shape == (20, 2, 16)
+
+
+def test_checks_of_values_on_a_gpu_wait_for_nothing() -> None:
+    with FakeTensorMode():
+        x = torch.empty(1, 2, 20, 16, device="cuda")
+        cu = torch.empty(4, dtype=torch.int32, device="cuda")
+        decay, scale = torch.empty(1, 2, 20, device="cuda"), torch.empty(2, device="cuda")
+        call = Call(x, x, x, scale, decay, None, cu, cu.clone(), options=Options(is_causal=True, scale=1.0))
+        ops.check_values(call)
+        log_decay_grads(decay, cu)
+        with pytest.raises(DataDependentOutputException):
+            cu.tolist()  # which is what a wait looks like here
+
+
+def test_the_same_checks_on_the_cpu_say_what_came() -> None:
+    cu, other = torch.tensor([0, 4, 9]), torch.tensor([0, 5, 9])
+    validation.same_sequences(cu, cu.clone())
+    with pytest.raises(ValueError, match="cu_seqlens_q and cu_seqlens_k must be equal, got others"):
+        validation.same_sequences(cu, other)
+
+
+def call(where: str, **options: Any) -> Call:
+    x = torch.empty(1, 2, 20, 16, device=where)
+    return Call(x, x, x, options=Options(scale=1.0, out_dtype=torch.float32)._replace(**options))
+
+
+def test_tensors_on_the_cpu_are_refused() -> None:
+    assert triton.unsupported(call("cpu")) == "it runs on GPUs, and the tensors are on cpu"
+    with pytest.raises(ValueError, match='backend="triton" cannot run this call: it runs on GPUs'):
+        fastmax_attention(*[torch.randn(1, 2, 5, 4)] * 3, backend="triton")
+
+
+@pytest.fixture
+def _an_a100(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(device, "architecture", lambda _: "sm_80")
+    monkeypatch.setattr(device, "triton_version", lambda: (3, 7, 1))
+    recorded.say_how_to_opt_in.cache_clear()
+
+
+@pytest.mark.usefixtures("_an_a100")
+def test_auto_waits_for_a_recorded_run_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FakeTensorMode(), caplog.at_level(logging.WARNING, "fastmax"):
+        assert triton.unsupported(call("cuda", backend="auto")) == "no run on sm_80 is recorded yet"
+        assert triton.unsupported(call("cuda", backend="auto")) is not None
+        assert triton.unsupported(call("cuda", backend="triton")) is None
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert 'backend="triton" opts in' in caplog.text
+        run = recorded.Run("sm_80", "A100", "570", "2.13.0", "3.7.1", "2026-11-17")
+        monkeypatch.setattr(recorded, "RUNS", (run,))
+        assert triton.unsupported(call("cuda", backend="auto")) is None
+        assert triton.describe() == "Triton 3.7.1; recorded runs: sm_80"
+
+
+@pytest.mark.usefixtures("_an_a100")
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    assert device.missing(gpu) is None
+    monkeypatch.setattr(device, "triton_version", lambda: (3, 6, 0))
+    assert device.missing(gpu) is None
+    monkeypatch.setattr(device, "architecture", lambda _: "sm_90")
+    assert device.missing(gpu) == "on sm_90 it needs triton 3.7.1, and there is 3.6.0"
+    monkeypatch.setattr(device, "triton_version", lambda: None)
+    assert "not installed" in str(device.missing(gpu))
+    assert triton.describe().startswith("missing: triton is not installed")
+
+
+def test_versions() -> None:
+    assert device.numbers("3.7.1") == (3, 7, 1)
+    assert device.numbers("3.10.0+git1234") == (3, 10, 0)
+
+
+def test_asking_for_the_backend_does_not_import_triton() -> None:
+    program = (
+        "import sys, torch, fastmax; from fastmax import backends\n"
+        "x = torch.randn(1, 1, 4, 4); fastmax.fastmax_attention(x, x, x)\n"
+        "backends.load('triton'); print('triton' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,66 @@
+"""An estimate, not a measurement: the time of FlashAttention over that of the Triton kernels, causal, bf16, by arithmetic.
+
+    python tools/gpu_roofline.py
+
+Operations are those of the kernels (docs/gpu.md), at an assumed share of the peak; FlashAttention has its published pace.
+"""
+
+import torch
+
+from fastmax._roofline import GPUS
+from fastmax.backends.triton.states import Shape
+from fastmax.backends.triton.tiles import tiles_for
+
+FLASH = {
+    ("A100", "FA-2"): {64: (175e12, 171e12), 128: (195e12, 189e12)},
+    ("H100", "FA-3"): {64: (473e12, 440e12), 128: (616e12, 575e12)},
+}
+"""Useful FLOP/s, forward and forward + backward, causal, long sequences: read off the charts of the two papers."""
+
+SHARES = {"A100": (0.5, 0.25), "H100": (0.4, 0.2)}
+"""What the mix of instructions would allow with perfect overlap, and half of it."""
+
+TOKENS = (4096, 16384, 65536)
+
+
+def per_token(head_dim: int, order: int) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(FLOP, bytes) per token and head: forward, forward + backward. D = Dv."""
+    d, tiles = head_dim, tiles_for("sm_80", head_dim, head_dim, order, torch.bfloat16)
+    shape = Shape(d, d, d, d, order, tiles.block)
+    square = shape.square
+    columns = (tiles.chunk + tiles.rows) / 2
+    sums = 2 * shape.rows * d + 2 * square
+    read = 2 * shape.rows * d + 4 * square + 4 * d * columns
+    vjp = 2 * (square + d) * d + 6 * square + 6 * d * columns
+    state = (2 * shape.rows * d + 4 * shape.column) / tiles.chunk
+    moved = 2 * d * (3 + 1 + 4 + 3) + 2 * state  # q k v, o; normalized and centred tokens; a state written and read
+    backward = sums + vjp + (sums + 2 * square) + vjp + (read - 4 * square)
+    moved_back = 2 * d * (6 + 7 + 8) + 5 * state
+    return (sums + read, moved), (sums + read + backward, moved + moved_back)
+
+
+def seconds(flop: float, moved: float, gpu: str, share: float) -> float:
+    peak = GPUS[gpu]
+    return max(flop / (peak.tflops * 1e12 * share), moved / (0.8 * peak.gigabytes_per_second * 1e9))
+
+
+def main() -> None:
+    print("| order | GPU | D | share of peak |", *(f"{n // 1024}k |" for n in TOKENS), "equal at |")
+    print("|---|---|---|---|", *("---|" for _ in TOKENS), "---|")
+    for order in (2, 1):
+        for (gpu, flash), paces in FLASH.items():
+            for head_dim, pace in paces.items():
+                for share in SHARES[gpu]:
+                    own = [seconds(*cost, gpu, share) for cost in per_token(head_dim, order)]
+                    theirs = [factor * head_dim / rate for factor, rate in zip((2, 7), pace, strict=True)]  # times N
+                    ratios = (" / ".join(f"{n * t / s:.2g}" for t, s in zip(theirs, own, strict=True)) for n in TOKENS)
+                    equal = " / ".join(f"{s / t / 1000:.2g}k" for t, s in zip(theirs, own, strict=True))
+                    print(
+                        f"| {order} | {gpu}, {flash} | {head_dim} | {share:.0%} |",
+                        *(f"{x} |" for x in ratios),
+                        f"{equal} |",
+                    )
+
+
+if __name__ == "__main__":
+    main()
