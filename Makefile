@@ -44,6 +44,7 @@ bench: $(STAMP)  ## every benchmark; results go to results/
 	$(BIN)/fastmax bench core --out results/core.json
 	$(BIN)/fastmax bench kernel --out results/kernel.json
 	$(BIN)/fastmax bench decode --out results/decode.json
+	$(BIN)/fastmax bench generate --out results/generate.json
 	$(BIN)/fastmax bench dropout --out results/dropout.json
 	$(BIN)/fastmax bench decay --out results/decay.json
 	$(BIN)/fastmax bench distributed --out results/distributed.json
