@@ -50,7 +50,7 @@ def run(out: str | None, quick: bool) -> dict[str, Any]:
 def _measured(world: int, tokens: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
     """In processes of their own: one that dies is an error, not a wait."""
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_rank, (world, folder, tokens, rounds), nprocs=world)
+        spawn(_rank, (world, folder, tokens, rounds), nprocs=world)  # type: ignore[no-untyped-call]
         found: list[dict[str, Any]] = json.loads((Path(folder) / RESULT).read_text())
     return found
 

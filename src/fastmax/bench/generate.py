@@ -42,7 +42,7 @@ def run(out: str | None, quick: bool) -> dict[str, Any]:
                 _fill(cache, context)
                 contestants[context, name] = _step(model, cache, context)
         bar.step("all contexts in turns")
-        timings = {}
+        timings: dict[Any, Any] = {}
         for name in ("fastmax", "softmax"):  # not one another: copies of half a gigabyte leave no cache warm
             own = {key: call for key, call in contestants.items() if key[1] == name}
             timings |= interleave(own, rounds=5 if quick else 20, least_seconds=0.1)
@@ -81,7 +81,7 @@ def _empty(name: str, model: LlamaForCausalLM) -> Any:
     """The cache of that name, ready for keys."""
     if name == "softmax":
         return DynamicCache()
-    cache = FastmaxCache(model.config)
+    cache: Any = FastmaxCache(model.config)
     for layer in cache.layers:
         scale = layer_scale(2, HEAD_DIM)
         layer.state = FastmaxState.empty(1, KV_HEADS, HEAD_DIM, scale=scale, normalize="rms")
