@@ -47,7 +47,9 @@ def test_the_cost_model() -> None:
     for world in (2, 8, 1024):
         n = ring.crossover(layer, world)
         per_rank = ring.ring_received(layer, n // world * world, world)
-        assert per_rank == pytest.approx(ring.received(layer, world), rel=1e-3)
+        assert per_rank == pytest.approx(ring.received(layer, world), rel=world / n), (
+            "but for tokens that fill no shard"
+        )
     machine = ring.MACHINES[0]
     short, long = (ring.seconds(layer, machine, n, 64) for n in (10**6, 10**9))
     assert short["exchange"] == long["exchange"]
