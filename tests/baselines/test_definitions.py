@@ -200,3 +200,19 @@ def test_the_registry_passes_options_on() -> None:
     assert made["performer"].projection.shape == (7, 4)
     assert made["reformer"].rotations_shape == (2, 3, 4, 2)
     assert made["informer"].factor == 9.0
+
+
+@pytest.mark.parametrize("decay", ["learned", "gated"])
+def test_fastmax_that_forgets_fades_in_both_directions(decay: str) -> None:
+    q, k, v = (torch.randn(2, 2, 9, 4, dtype=torch.float64) for _ in range(3))
+    x = torch.randn(2, 9, 6, dtype=torch.float64)
+    options = Options(decay=decay)
+    layer = attention("fastmax2", head_dim=4, num_heads=2, max_length=9, embed_dim=6, options=options).double()
+    assert layer.gate is not None
+    log_decay = layer.gate(x)
+    assert (log_decay < 0).all()
+    expected = reference_attention(q, k, v, scale=0.5, log_decay=log_decay)
+    torch.testing.assert_close(layer(q, k, v, log_decay=log_decay), expected)
+    assert not torch.allclose(expected, reference_attention(q, k, v, scale=0.5))
+    with pytest.raises(ValueError, match="decay must be one of none, learned, gated, got 'half'"):
+        attention("fastmax2", head_dim=4, num_heads=2, max_length=9, options=Options(decay="half"))

@@ -35,7 +35,9 @@ def differentiated(attend: Any, given: dict[str, Tensor], options: dict[str, Any
     leaves = [x.requires_grad_() for x in given.values() if x.is_floating_point()]
     result = attend(**given, **options)
     o = result[0] if isinstance(result, tuple) else result
-    loss = o.square().sum() + (result[1].sum() if isinstance(result, tuple) else 0)
+    loss = o.square().sum()
+    if isinstance(result, tuple):
+        loss = loss + result[1].sum()
     return [o.detach(), *torch.autograd.grad(loss, leaves)]
 
 

@@ -102,7 +102,7 @@ def test_ranks_that_are_cut_off_end_at_the_timeout(namespaces: tuple[str, str]) 
 
 TINY = (
     "--steps",
-    "24",
+    "60",
     "--batch",
     "4",
     "--length",
@@ -155,7 +155,7 @@ def test_two_processes_train_as_one_and_one_resumes_what_two_began(tmp_path: Pat
         for process in (alone, both):
             process.kill()
     expected, found = losses(tmp_path / "alone"), losses(tmp_path / "shared")
-    assert found.keys() == expected.keys() == set(range(24))
+    assert found.keys() == expected.keys() == set(range(60))
     for step, loss in expected.items():
         assert found[step] == pytest.approx(loss, abs=2e-5)
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-24"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-60"]

@@ -16,7 +16,9 @@ from fastmax.lra.model import Classifier, attention_options, classifier, mean_po
 from fastmax.lra.presets import NAMES as PRESETS
 from fastmax.lra.presets import preset
 from fastmax.lra.quirks import Quirks, flags
+from fastmax.lra.run import configure
 from fastmax.lra.tasks import Task
+from fastmax.lra.train import make_optimizer
 from tests.lra import made_up
 
 SMALL = ModelPreset(layers=1, dim=16, qkv=16, heads=2, mlp=32, dropout=0.0, attention_dropout=0.0)
@@ -164,3 +166,16 @@ def test_it_learns_32_examples_by_heart(name: str, task: str) -> None:
     with torch.no_grad():
         logits = model(batch.tokens, batch.lengths)
     assert cross_entropy(logits, batch.labels) < 0.1
+
+
+@pytest.mark.parametrize("decay", ["learned", "gated"])
+def test_a_model_that_forgets_learns_its_decays(decay: str) -> None:
+    config = configure("listops", "fastmax2", decay=decay, length=32, dropout=0.0, attention_dropout=0.0)
+    model = config.make_model()
+    tokens = torch.randint(1, 16, (3, 32))
+    model(tokens, torch.tensor([32, 20, 7])).sum().backward()
+    gates = {name: p for name, p in model.named_parameters() if ".gate." in name}
+    assert len(gates) == config.model.layers * (2 if decay == "gated" else 1)
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in gates.values())
+    groups = make_optimizer(model, config).param_groups
+    assert {id(p) for p in groups[1]["params"]} == {id(p) for p in gates.values()}

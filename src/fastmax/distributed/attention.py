@@ -169,7 +169,8 @@ def _parallel(
     counts = (0, 0) if call is None else (call.q.shape[2], call.k.shape[2])
     if check:
         statement = Statement({} if bound is None else _common(bound, given, options), refusal, counts)
-        lengths = Agreement(statement, group, given.query.device).wait()
+        device = given.query.device if isinstance(given.query, Tensor) else torch.device("cpu")
+        lengths = Agreement(statement, group, device).wait()
     else:
         lengths = [counts] * group.size()
     assert bound is not None
