@@ -59,6 +59,8 @@ def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch
     )
     if width != 64 or amd:  # else registers would be spilled
         found = replace(found, vjp_rows=64, vjp_columns=32)
+    if width == 32:
+        found = replace(found, rows=64)
     if amd and width == 128:  # which has 64 KB of shared memory
         found = replace(found, rows=64, columns=32, sums=2, stages=1, vjp_rows=32, vjp_stages=1)
     if dtype != torch.bfloat16:  # of fp32, products of which are three
