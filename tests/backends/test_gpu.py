@@ -132,8 +132,9 @@ def test_decoding(order: int) -> None:
     results = []
     for prepare in (decode.prepare_step, triton.prepare_step):
         own = [x.clone() for x in buffers]
-        step = prepare(q, k, v, *own, order=order, scale=1 / dim, normalize="standardize")
-        o = step(q, k, v, None, None, -torch.rand(4, 4, 1, device="cuda").mul(0) - 0.1, held, 8)
+        decay = torch.full((4, 4, 1), -0.1, device="cuda")
+        step = prepare(q, k, v, *own, None, decay, order=order, scale=1 / dim, normalize="standardize")
+        o = step(q, k, v, None, None, decay, held, 8)
         results.append([o, own[0], *(x[:, :, : held - 7] for x in own[1:])])
     for expected, actual in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)

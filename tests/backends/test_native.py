@@ -274,7 +274,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"form": 3}, "form must be 1 .* form 3"),
     ({"chunk": 48}, "chunk must be a multiple of 32.* chunk 48"),
     ({"chunk": 0}, "chunk must be a multiple of 32.* chunk 0"),
-    ({"dropout": 4}, "dropout must be 0 to 3 .* dropout 4"),
+    ({"dropout": 4}, "dropout must be 0 to 3.* dropout 4"),
     ({"dropped": 1 << 16}, "less than 2.16 .* dropped 65536"),
     ({"dropout": 2}, "have a seed.* dropout 2"),
     ({"dropout": 3, "dropout_seed": "a seed"}, "for features, the factorized form.* form 1"),

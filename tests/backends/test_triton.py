@@ -209,7 +209,10 @@ def test_steps_of_decoding(order: int, dim: int, value_dim: int, fold: int) -> N
     ):
         buffers = [x.to(kind, copy=True) for x in held]
         tokens = [x.to(kind) for x in (q, k, v)]
-        step = prepare(*(x[:, :, :1] for x in tokens), *buffers, order=order, scale=1 / dim, normalize="rms")
+        first = decay.to(kind)[:, :, :1]
+        step = prepare(
+            *(x[:, :, :1] for x in tokens), *buffers, None, first, order=order, scale=1 / dim, normalize="rms"
+        )
         outputs = []
         for t, count in ((0, 4), (1, 5 - fold)):
             now = [x[:, :, t : t + 1] for x in (*tokens, decay.to(kind))]

@@ -127,7 +127,7 @@ def test_a_sweep_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capsy
     calls: list[str] = []
 
     def counted(*arguments: Any) -> object:
-        calls.append(arguments[4].attention)
+        calls.append(arguments[5].attention)
         if len(calls) == 4 + 4 + 3:
             raise KeyboardInterrupt
         return steps(*arguments)

@@ -33,11 +33,14 @@ class PreparedStep:
         recent_k: Tensor,
         recent_u: Tensor,
         recent_decay: Tensor | None,
+        total_decay: Tensor | None,
+        log_decay: Tensor | None,  # noqa: ARG002
         *,
         order: int,
         scale: float,
         normalize: str,
     ) -> None:
+        self._total_decay = total_decay
         self._total, self._keys, self._values, self._decays = total, recent_k, recent_u, recent_decay
         batch, query_heads, _, dim = q.shape
         self._scale = torch.full((query_heads,), scale, dtype=recent_k.dtype, device=q.device)
@@ -111,6 +114,8 @@ class PreparedStep:
                     self._total, self._keys, self._values, self._none if self._decays is None else self._decays,
                     fold, self._keys.shape[2], self._total.shape[2], COLUMNS=columns, **self._shape,
                 )  # fmt: skip
+        if self._total_decay is not None and self._decays is not None:
+            self._total_decay.add_(self._decays[:, :, :fold].sum(2, dtype=self._total_decay.dtype))
         left = recent_count - fold
         for x in (self._keys, self._values, self._decays):
             if x is not None:
