@@ -159,6 +159,14 @@ def test_break_even_is_between_the_lengths_where_the_faster_changes() -> None:
     assert scaling.growth(cells, "vanilla") == (100, 400, pytest.approx(1.5))
 
 
+def test_older_results_may_lack_facts_of_their_machine() -> None:
+    machine = {"processor": "P", "cores": 2, "threads": 1, "torch": "2", "fastmax": "0", "command": "c"}
+    old = {"experiment": "lra", "name": "n", "settings": {}, "result": {}, "seconds": 1, "machine": machine}
+    (row,) = html.runs({"lra": [old]}).rows
+    assert row == ("lra", "n", None, 1, "P", 1, "2", "0", None, "c")
+    assert "1 measurements on P (2 cores), torch 2" in html._provenance({"lra": [old]})
+
+
 def test_claims_without_results_are_open() -> None:
     for one in build.SECTIONS:
         section = one.section({})
