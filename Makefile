@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself; nothing else on the machine is touched.
-.PHONY: demo test test-triton test-gpu check format bench sanitize clean
+.PHONY: demo test test-triton test-gpu check format bench sanitize fuzz clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -44,6 +44,7 @@ bench: $(STAMP)  ## every benchmark; results go to results/
 	$(BIN)/fastmax bench core --out results/core.json
 	$(BIN)/fastmax bench kernel --out results/kernel.json
 	$(BIN)/fastmax bench decode --out results/decode.json
+	$(BIN)/fastmax bench generate --out results/generate.json
 	$(BIN)/fastmax bench dropout --out results/dropout.json
 	$(BIN)/fastmax bench decay --out results/decay.json
 	$(BIN)/fastmax bench distributed --out results/distributed.json
@@ -52,6 +53,11 @@ bench: $(STAMP)  ## every benchmark; results go to results/
 
 sanitize: $(STAMP)  ## the kernel tests under the address and undefined-behaviour sanitizers
 	tools/sanitize.sh
+
+MINUTES ?= 10
+SEED ?= 0
+fuzz: $(STAMP)  ## random calls on every backend against the definition; MINUTES and SEED choose how long and which
+	$(BIN)/python -m tools.fuzz --minutes $(MINUTES) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

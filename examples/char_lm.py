@@ -72,7 +72,7 @@ def speaks() -> bool:
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
-def progress(first: int, steps: int, title: str) -> Iterator[int]:
+def progress(steps: int, title: str, first: int = 0) -> Iterator[int]:
     """The numbers of the steps, with a bar if rich is installed."""
     if find_spec("rich") is not None and speaks():
         from rich.progress import track
@@ -188,7 +188,7 @@ def train(
         batch_of(text, args.batch, args.length, chance)
     model.train()
     loss = torch.full((), torch.nan)
-    for step in progress(first, args.steps, attention):
+    for step in progress(args.steps, attention, first):
         for group in optimizer.param_groups:
             group["lr"] = args.lr * min(1.0, (step + 1) / warmup) * (0.55 + 0.45 * cos(pi * step / args.steps))
         loss = loss_of(wrapped, own_part(batch_of(text, args.batch, args.length, chance), mesh))
@@ -204,7 +204,7 @@ def train(
                 with args.losses.open("a") as file:
                     file.write(f"{step} {shown:.6f}\n")
     shown = mean_over(mesh, loss)
-    if speaks():
+    if speaks() and first < args.steps:
         seconds = perf_counter() - start
         print(f"{attention}: training loss {shown:.3f} after {args.steps:,} steps, {seconds:.0f} s")
     return parallelize(model, None)

@@ -44,7 +44,10 @@ def test_version_and_info(capsys: pytest.CaptureFixture[str]) -> None:
         (["info", "--fast"], "fastmax: unrecognized arguments: --fast"),
         (["info", "two\nlines"], "fastmax: unrecognized arguments: two lines"),
         (["bench"], "fastmax bench: the following arguments are required: {core,kernel,"),
-        (["bench", "nothing"], "fastmax bench: argument {core,kernel,decode,dropout,decay,long,lra}: invalid choice"),
+        (
+            ["bench", "nothing"],
+            "fastmax bench: argument {core,kernel,decode,dropout,decay,distributed,long,lra}: invalid choice",
+        ),
         (["bench", "core", "--threads", "0"], "fastmax bench core: argument --threads: must be at least 1 and at most"),
         (["bench", "kernel", "--tokens", "0"], "fastmax bench kernel: argument --tokens: must be at least 1"),
         (["bench", "kernel", "--tokens", "x"], "fastmax bench kernel: argument --tokens: must be a whole number"),

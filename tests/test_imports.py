@@ -33,7 +33,7 @@ LAYERS: list[list[set[str]]] = [
 """From the bottom to the top. A module imports its own group and the layers below; groups of one layer not one another.
 "fastmax" is the package itself, `fastmax/__init__.py`."""
 
-HEAVY = ("lra", "bench", "report", "data", "baselines", "commands", "cli")
+HEAVY = ("lra", "bench", "report", "data", "baselines", "commands", "cli", "distributed")
 OPTIONAL = (
     "accelerate", "rich", "tyro", "PIL", "triton", "transformers", "tensorboard", "safetensors", "peft", "trl", "onnx",
     "onnxscript", "onnxruntime", "matplotlib",

@@ -15,15 +15,32 @@ from collections import Counter
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from tests.backends.conformance import RefusedError, Variant, calls, check, threads, variants
+from tests.backends.conformance import RefusedError, Variant, calls, check, in_fp64, threads, variants
 
 from fastmax.call import Call, OutputGrads
+from fastmax.plan import Plan
 
 BATCH = 50
 """Cases between two looks at the clock; each batch has a seed of its own, counted on from that of the run."""
 
 SIZES = ((150, 24), (150, 24), (40, 70), (400, 12), (20, 140))
 """The most tokens, and the most channels per head: not both at once, for the definition takes N² F."""
+
+
+EDGE = 4
+"""Of many thousand roundings some are rare: so many budgets may be used up by a call that is right in fp64."""
+
+
+def check_twice(variant: Variant, call: Call, grads: OutputGrads, plan: Plan, done: Counter[str]) -> None:
+    """Within the budget of tests; or a little above it in a narrow precision, and within it in fp64."""
+    try:
+        check(variant, call, grads, plan)
+    except AssertionError:
+        if call.dtype == torch.float64:
+            raise
+        check(variant, call, grads, plan, budgets=EDGE)
+        check(variant, *in_fp64(call, grads), plan)
+        done["above one budget"] += 1
 
 
 def batch(number: int, found: list[Variant], done: Counter[str]) -> None:
@@ -58,7 +75,7 @@ def batch(number: int, found: list[Variant], done: Counter[str]) -> None:
         plan = variant.plan._replace(chunk=chunk, dense_tile=tile, feature_budget=budget)
         with threads(workers):
             try:
-                check(variant, *case, plan)
+                check_twice(variant, *case, plan, done)
             except RefusedError:
                 done["refused"] += 1
                 return
@@ -78,9 +95,11 @@ def main() -> int:
     options = parser.parse_args()
     if options.minutes <= 0 or (options.cases is not None and options.cases < 1) or options.seed < 0:
         parser.error("--minutes and --cases must be above 0, --seed at least 0")
-    found = [x for x in variants() if options.backend in (None, x.name)]
+    # an interpreter of GPU code takes a minute for what the others do in a second
+    here = [x.values[0] for x in variants() if "interpreted" not in [mark.name for mark in x.marks]]
+    found = [x for x in here if options.backend in (None, x.name)]
     if not found:
-        parser.error(f"--backend must be one that is here, {', '.join({x.name for x in variants()})}")
+        parser.error(f"--backend must be one that is here, {', '.join(sorted({x.name for x in here}))}")
     end, done, number = time.monotonic() + 60 * options.minutes, Counter[str](), options.seed
     torch.set_num_threads(1)
     while time.monotonic() < end and (options.cases is None or BATCH * (number - options.seed) < options.cases):

@@ -60,7 +60,9 @@ def kernel_chunk(head_dim: int, order: int, is_causal: bool, drops_features: boo
     """
     if is_causal and drops_features:
         return 32
-    return 64 if order == 1 or (is_causal and head_dim <= 32) else 128
+    if order == 1:
+        return 32 if is_causal and head_dim <= 64 else 64
+    return 64 if is_causal and head_dim <= 32 else 128
 
 
 def calls_chunk(features: int, heads: int) -> int:

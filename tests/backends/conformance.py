@@ -139,7 +139,9 @@ def run(variant: Variant, call: Call, grads: OutputGrads, plan: Plan | None = No
     return {"o": o, "g": g, "state": state} | {f"d_{name}": x for name, x in found._asdict().items()}
 
 
-def check(variant: Variant, call: Call, grads: OutputGrads | None = None, plan: Plan | None = None) -> None:
+def check(
+    variant: Variant, call: Call, grads: OutputGrads | None = None, plan: Plan | None = None, *, budgets: float = 1
+) -> None:
     """Everything within twice the error that the definition makes in the precision of the call, plus rounding."""
     grads = output_grads(call) if grads is None else grads
     call, grads = to_device(*variant.adapted(call, grads), variant.device)
@@ -147,9 +149,17 @@ def check(variant: Variant, call: Call, grads: OutputGrads | None = None, plan: 
     exact, same = defined(call, grads, exact=True), defined(call, grads, exact=False)
     for name, x in actual.items():
         try:
-            assert_within_budget(x, exact[name], same[name], variant.precision(call))
+            assert_within_budget(x, exact[name], same[name], variant.precision(call), budgets=budgets)
         except AssertionError as error:
             raise AssertionError(f"{name} of {variant}: {error}") from None
+
+
+def in_fp64(call: Call, grads: OutputGrads) -> tuple[Call, OutputGrads]:
+    """The same call and gradients in double precision."""
+    wide = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in call.flatten()]
+    moved = Call.unflatten(wide)
+    moved.options = moved.options._replace(out_dtype=torch.float64)
+    return moved, OutputGrads(*(None if x is None else x.double() for x in grads))
 
 
 def to_device(call: Call, grads: OutputGrads, device: str) -> tuple[Call, OutputGrads]:

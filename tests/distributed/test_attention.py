@@ -133,7 +133,9 @@ def test_half_precision_keeps_its_dtype(pool: Pool, dtype: torch.dtype) -> None:
     expected = whole(case)
     for name, x in found.items():
         assert x.dtype == expected[name].dtype == dtype
-        assert (x - expected[name]).abs().max() <= 16 * torch.finfo(dtype).eps * max(1, expected[name].abs().max())
+        assert (x - expected[name]).abs().max() <= 16 * torch.finfo(dtype).eps * max(
+            1.0, expected[name].abs().max().item()
+        )
 
 
 def without_gradients(group: ProcessGroup, case: Case) -> torch.Tensor:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import ProcessGroup, checkpoint
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -43,12 +45,12 @@ def text(batch: int = 2, tokens: int = 12) -> tuple[Tensor, Tensor]:
 
 def layer_of(kind: str) -> FastmaxAttention:
     torch.manual_seed(2)
-    options: dict[str, Any] = {
+    kinds: dict[str, dict[str, Any]] = {
         "rotary": {"rotary": True, "decay": "gated", "memory": (1.0, 3.0)},
         "learned": {"learn_scale": True, "decay": "learned", "num_kv_heads": 1},
         "not first": {"batch_first": False, "rotary": True},
-    }[kind]
-    return FastmaxAttention(8, 2, **{"batch_first": True, **options}).double()
+    }
+    return FastmaxAttention(8, 2, **{"batch_first": True, **kinds[kind]}).double()
 
 
 def run_layer(group: ProcessGroup | None, kind: str, is_causal: bool, lengths: tuple[int, ...]) -> list[Tensor]:
@@ -145,7 +147,7 @@ def sharded_model(group: ProcessGroup) -> tuple[FastmaxLM, torch.optim.Optimizer
 
 def save(group: ProcessGroup, folder: str) -> Tensor:
     model, _ = sharded_model(group)
-    checkpoint.save({"model": get_model_state_dict(model)}, checkpoint_id=folder, process_group=group)
+    save_checkpoint({"model": get_model_state_dict(model)}, checkpoint_id=folder, process_group=group)
     tokens = text()[0].chunk(group.size(), 1)[group.rank()]
     return model(tokens).detach()
 
@@ -156,7 +158,7 @@ def load(group: ProcessGroup, folder: str) -> Tensor:
         for parameter in model.parameters():
             parameter.zero_()
     held = {"model": get_model_state_dict(model)}
-    checkpoint.load(held, checkpoint_id=folder, process_group=group)
+    load_checkpoint(held, checkpoint_id=folder, process_group=group)
     set_model_state_dict(model, held["model"])
     tokens = text()[0].chunk(group.size(), 1)[group.rank()]
     return model(tokens).detach()

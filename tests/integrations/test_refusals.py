@@ -137,7 +137,7 @@ def test_heads_that_cannot_be_told() -> None:
 
     with pytest.raises(ValueError, match="how many heads Module has"):
         heads_of(torch.nn.Module())
-    module = torch.nn.Module()
+    module: Any = torch.nn.Module()
     module.num_heads = 4
     with pytest.raises(ValueError, match="the width of the heads"):
         heads_of(module)

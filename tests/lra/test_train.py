@@ -150,9 +150,15 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(("attention", "killed"), [("fastmax2", True), ("performer", False)])
-def test_two_processes_train_as_one(tmp_path: Path, attention: str, killed: bool) -> None:
-    """The same loss curve but for rounding, where no random numbers are drawn, also if both are killed and resume.
+SHARED = ["--context-parallel", "2"]
+
+
+@pytest.mark.parametrize(
+    ("attention", "killed", "more"), [("fastmax2", True, []), ("fastmax2", True, SHARED), ("performer", False, [])]
+)
+def test_two_processes_train_as_one(tmp_path: Path, attention: str, killed: bool, more: list[str]) -> None:
+    """The same loss curve but for rounding, where no random numbers are drawn, also if both are killed and resume: each
+    with half of the examples, or with half of the tokens of each.
 
     Performer has buffers to keep in step.
     """
@@ -161,7 +167,7 @@ def test_two_processes_train_as_one(tmp_path: Path, attention: str, killed: bool
     finish(command(*arguments, "--out", str(tmp_path / "one")))
     two = tmp_path / "two"
     if killed:
-        both = _pair(*arguments, "--out", str(two))
+        both = _pair(*arguments, *more, "--out", str(two))
         while all(process.poll() is None for process in both) and _lines(two) < 14:
             time.sleep(0.002)
         for process in both:
@@ -169,7 +175,7 @@ def test_two_processes_train_as_one(tmp_path: Path, attention: str, killed: bool
             process.communicate()
         assert (two / LATEST).exists()
         arguments.append("--resume")
-    said = [finish(process) for process in _pair(*arguments, "--out", str(two))]
+    said = [finish(process) for process in _pair(*arguments, *more, "--out", str(two))]
     assert "test loss" in said[0]
     assert "loss" not in said[1], "one process speaks"
     for kind in ("train", "dev"):

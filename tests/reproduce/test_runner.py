@@ -84,7 +84,8 @@ def test_what_comes_next_may_depend_on_what_was_found(tmp_path: Path) -> None:
             best = min(tried, key=lambda d: d["result"]["loss"])["name"]
             return [*first, item(f"{best}-again", lambda _: {"loss": 0})]
 
-    outcome = runner.run([Tuned()], "quick", data=tmp_path, out=tmp_path, command="", say=lambda _: None)
+    tuned: Any = Tuned()
+    outcome = runner.run([tuned], "quick", data=tmp_path, out=tmp_path, command="", say=lambda _: None)
     assert outcome.measured == 3
     assert (tmp_path / "counting" / "rate2-again.json").exists()
 

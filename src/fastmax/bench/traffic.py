@@ -7,14 +7,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Traffic(TorchDispatchMode):
+class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """`with Traffic(world) as traffic: ...; traffic.received`, for `world` processes.
 
     Of an all-reduce it is what a ring has every process receive: 2 (world - 1) / world of the tensor.
     """
 
     def __init__(self, world: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.world = world
         self.by_collective: Counter[str] = Counter()
 

@@ -14,7 +14,7 @@ from fastmax import api, ops, validation
 from fastmax._torch_private import watchers
 from fastmax.backends import resolve
 from fastmax.call import Call, Lead, Options, normalization, output_dtype
-from fastmax.distributed import layout
+from fastmax.distributed import dtensors, layout
 from fastmax.distributed.agree import Agreement, Statement
 from fastmax.distributed.exchange import Problem, together
 from fastmax.distributed.group import group_of
@@ -28,7 +28,7 @@ def context_parallel_attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    mesh: DeviceMesh | ProcessGroup,
+    mesh: DeviceMesh | ProcessGroup | None = None,
     order: int = 2,
     scale: float | Tensor | None = None,
     normalize: bool | str = True,
@@ -56,6 +56,7 @@ def context_parallel_attention(
         dropout_p: masks are drawn by each rank for its own tokens; they are not those that one process would draw.
         is_causal: a query sees the keys up to its own place in the whole sequence.
         mesh: the processes that share the sequence: a one-dimensional DeviceMesh, e.g. mesh["cp"], or a process group.
+            DTensors bring their own: one dimension of it shards the tokens; others may shard batch and heads.
         log_decay: of the tokens of this rank, (..., Hkv, N).
         initial_state: what came before the whole sequence, given alike on every rank; that of the first counts, and gets all
             of the gradient.
@@ -71,6 +72,9 @@ def context_parallel_attention(
     number, how = None if isinstance(scale, Tensor) else scale, normalization(normalize)
     options = Options(order, is_causal, how, number, enable_gqa, return_state, dropout_p, dropout_mode, backend)
     given = Given(query, key, value, attn_mask, scale, log_decay, initial_state)
+    if dtensors.is_sharded(*given):
+        unwrapped = dtensors.unwrap(*given, return_state)
+        return unwrapped.wrap(_parallel(Given(*unwrapped.tensors), options, None, unwrapped.group, check))
     return _parallel(given, options, None, group_of(mesh), check)
 
 
@@ -165,7 +169,8 @@ def _parallel(
     counts = (0, 0) if call is None else (call.q.shape[2], call.k.shape[2])
     if check:
         statement = Statement({} if bound is None else _common(bound, given, options), refusal, counts)
-        lengths = Agreement(statement, group, given.query.device).wait()
+        device = given.query.device if isinstance(given.query, Tensor) else torch.device("cpu")
+        lengths = Agreement(statement, group, device).wait()
     else:
         lengths = [counts] * group.size()
     assert bound is not None

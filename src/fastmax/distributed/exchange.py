@@ -137,23 +137,26 @@ def total(problem: Problem, return_state: bool) -> Result:
     q_spans, k_spans = layout.spans(problem.queries), layout.spans(problem.keys)
     holders = layout.holders(q_spans, k_spans, q_ends, k_ends)
     shared = [i for i, ranks in enumerate(holders) if len(ranks) > 1]
-    # sums of the sequences that have keys or queries here, in the order of their numbers
     here = [i for i, ranks in enumerate(holders) if rank in ranks]
     begun = [i for i in here if holders[i][0] == rank]
+    row = {i: n for n, i in enumerate(sorted({*shared, *here}))}  # of the sums that are held here
+
+    def rows(sequences: list[int] | tuple[int, ...]) -> Tensor:
+        return _tensor([row[i] for i in sequences], call)
+
     keys = layout.present(k_spans[rank], k_ends)
     packed = replace(call, cu_seqlens_k=_tensor(layout.local_ends(k_spans[rank], k_ends, keys), call))
-    sums = _zeros(call, len(holders)).index_add(0, _tensor(keys, call), local.state_of(packed, attend))
+    sums = _zeros(call, len(row)).index_add(0, rows(keys), local.state_of(packed, attend))
     if initial is not None:
-        sums = sums.index_add(0, _tensor(begun, call), initial[begun])
-    summed = Total.apply(problem.group, sums[shared], *problem.anchors)  # type: ignore[no-untyped-call]
-    sums = sums.index_copy(0, _tensor(shared, call), summed)
+        sums = sums.index_add(0, rows(begun), initial[begun])
+    summed = Total.apply(problem.group, sums[rows(shared)], *problem.anchors)  # type: ignore[no-untyped-call]
+    sums = sums.index_copy(0, rows(shared), summed)
     queries = layout.present(q_spans[rank], q_ends)
     cu = _tensor(layout.local_ends(q_spans[rank], q_ends, queries), call)
-    reading = replace(call, cu_seqlens_q=cu, cu_seqlens_k=cu)
-    o = local.read_pair(reading, sums[list(queries)], attend)[0]
+    o = local.read_pair(replace(call, cu_seqlens_q=cu, cu_seqlens_k=cu), sums[rows(queries)], attend)[0]
     if not return_state:
         return o, None
-    owned = _zeros(call, len(holders)).index_copy(0, _tensor(begun, call), sums[begun])
+    owned = _zeros(call, len(holders)).index_copy(0, _tensor(begun, call), sums[rows(begun)])
     return o, _everywhere(problem, owned, [i for i, ranks in enumerate(holders) if not ranks], summed)
 
 

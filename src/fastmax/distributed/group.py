@@ -7,7 +7,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 
-def group_of(mesh: DeviceMesh | ProcessGroup) -> ProcessGroup:
+def group_of(mesh: DeviceMesh | ProcessGroup | None) -> ProcessGroup:
     """The group of a one-dimensional mesh, or the group itself, if this process is in it."""
     if not distributed.is_available() or not distributed.is_initialized():
         raise ValueError(

@@ -29,9 +29,7 @@ def _dims(given: dict[str, Any]) -> list[int]:
     """By which dimensions a call may be cut, and every part computed alone, to the same numbers."""
     if given["dropout_seed"] is not None:  # masks are a function of the place in the whole batch
         return []
-    mask = given["key_mask"]
-    heads = mask is None or mask.shape[1] != 1
-    return [*([_BATCH] if given["cu_seqlens_q"] is None else []), *([_HEADS] if heads or mask is not None else [])]
+    return [_HEADS] if given["cu_seqlens_q"] is not None else [_BATCH, _HEADS]
 
 
 def _placement(name: str, x: Any, dim: int) -> Placement | None:
@@ -44,18 +42,15 @@ def _placement(name: str, x: Any, dim: int) -> Placement | None:
 
 
 def _rules(outputs: list[str], given: dict[str, Any], of_output: Any, rest: int) -> list[Rule]:
-    everywhere: Rule = (
-        [Replicate() for _ in outputs],
-        [None if x is None else Replicate() for x in given.values()] + [None] * rest,
-    )
-    rules = [everywhere]
+    whole: list[Placement | None] = [None if x is None else Replicate() for x in given.values()]
+    rules: list[Rule] = [([Replicate() for _ in outputs], whole + [None] * rest)]
     for dim in _dims(given):
         inputs: list[Placement | None] = [_placement(name, x, dim) for name, x in given.items()]
         rules.append(([of_output(name, dim) for name in outputs], inputs + [None] * rest))
     return rules
 
 
-@register_sharding(torch.ops.fastmax.forward.default)
+@register_sharding(torch.ops.fastmax.forward.default)  # type: ignore[untyped-decorator]
 def _forward(*values: Any) -> list[Rule]:
     given = _given(TENSORS, values)
     options = Options(*values[len(TENSORS) :])
@@ -66,7 +61,7 @@ def _forward(*values: Any) -> list[Rule]:
     return _rules(list(_OUTPUTS), given, of_output, len(values) - len(TENSORS))
 
 
-@register_sharding(torch.ops.fastmax.backward.default)
+@register_sharding(torch.ops.fastmax.backward.default)  # type: ignore[untyped-decorator]
 def _backward(*values: Any) -> list[Rule]:
     names = (*_OUTPUTS, *_GRADS, *TENSORS)
     given = _given(names, values)

@@ -15,9 +15,9 @@ from fastmax.core import normalized, similarity, tensor_power
 
 def plain(program: ExportedProgram) -> ExportedProgram:
     """The same program with Fastmax written out in operators that every runtime has."""
-    table = torch.export.default_decompositions()
-    table.update({torch.ops.fastmax.forward.default: _forward})
-    return program.run_decompositions(table)
+    table: dict[Any, Any] = {**torch.export.default_decompositions(), torch.ops.fastmax.forward.default: _forward}
+    written_out: ExportedProgram = program.run_decompositions(table)
+    return written_out
 
 
 def export_onnx(

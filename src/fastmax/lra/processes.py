@@ -3,12 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from fastmax._settings import check, setting
 from fastmax.baselines.fastmax import Fastmax
-from fastmax.distributed import parallelize
 from fastmax.lra.batches import Batch
 
 
@@ -47,8 +45,10 @@ def share(accelerator: Any, processes: Processes, model: nn.Module) -> Share:
         return Share(rank, world)
     if not any(isinstance(module, Fastmax) for module in model.modules()):
         raise ValueError("context_parallel is for attentions that are a sum over keys: fastmax1 to fastmax4")
-    mesh = torch.distributed.init_device_mesh(
-        accelerator.device.type, (world // shards, shards), mesh_dim_names=("examples", "tokens")
-    )
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from fastmax.distributed import parallelize  # DTensor takes long to import
+
+    mesh = init_device_mesh(accelerator.device.type, (world // shards, shards), mesh_dim_names=("examples", "tokens"))
     parallelize(model, mesh["tokens"])
     return Share(rank // shards, world // shards, rank % shards, shards)

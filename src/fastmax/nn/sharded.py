@@ -9,7 +9,9 @@ from torch import Tensor
 class Sequence(Protocol):
     """Held by a layer that was told so by `fastmax.distributed.parallelize`; a layer without one has all tokens."""
 
-    is_first: bool  # whether the first token of all is here
+    @property
+    def is_first(self) -> bool:
+        """Whether the first token of all is here."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **options: Any) -> Tensor:
         """`fastmax_attention` over all shards."""

@@ -62,7 +62,8 @@ def duration(seconds: float) -> str:
         return "0"
     for unit, length in (("days", 86400.0), ("h", 3600.0), ("s", 1.0), ("ms", 1e-3)):
         if seconds >= length:
-            return f"{seconds / length:,.3g} {unit}"
+            count = seconds / length
+            return f"{count:,.0f} {unit}" if count >= 100 else f"{count:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
 
 

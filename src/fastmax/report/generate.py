@@ -26,8 +26,8 @@ def summary(measured: dict[str, Any]) -> str:
     first, last = measured["cells"][0]["context"], measured["cells"][-1]["context"]
     lines = [
         f"Slowest over fastest context: {max(steps) / min(steps):.2f}",
-        f"From {first:,} to {last:,} tokens the process grows by {grown['fastmax']:.2f} MB per layer with FastmaxCache, by "
-        f"{grown['softmax']:.1f} MB with keys and values",
+        f"From {first:,} to {last:,} tokens the process grows by {grown['fastmax']:.1f} MB in all with FastmaxCache, by "
+        f"{grown['softmax']:.0f} MB with keys and values",
     ]
     title = (
         f"A token of generation, {measured['layers']} layers, {measured['heads']} heads ({measured['kv_heads']} of keys) of "
@@ -37,9 +37,9 @@ def summary(measured: dict[str, Any]) -> str:
 
 
 def growth(measured: dict[str, Any], name: str) -> float:
-    """Bytes of the process per layer, from the first context to the last."""
+    """Bytes of the process, from the first context to the last: what layers keep, and the ids and masks of generate()."""
     first, last = (measured["cells"][i]["resident_bytes"][name] for i in (0, -1))
-    return float(last - first) / int(measured["layers"])
+    return float(last - first)
 
 
 def draw(measured: dict[str, Any], path: str | PathLike[str]) -> None:

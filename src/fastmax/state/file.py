@@ -63,7 +63,7 @@ def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
 def load(path: str | os.PathLike[str], device: torch.device | str) -> dict[str, Any]:
     """What `save` was given. ValueError for a file that is truncated or holds something else."""
     state: dict[str, Any]
-    metadata, state = _tensor_file.read(path, device)  # type: ignore[assignment]
+    metadata, state = _tensor_file.read(path, device)
     if metadata.get("format") != FORMAT:
         raise ValueError(f"its format must be {FORMAT}, got {metadata.get('format')}")
     for name, text in metadata.items():

@@ -24,6 +24,10 @@ def architecture(device: torch.device) -> str:
     """ "sm_80", "gfx942"."""
     if device.type == "cpu":
         return INTERPRETED
+    return _of_gpu(device)  # pragma: no cover  (needs one)
+
+
+def _of_gpu(device: torch.device) -> str:  # pragma: no cover
     if torch.version.hip is not None:
         name: str = torch.cuda.get_device_properties(device).gcnArchName
         return name.partition(":")[0]

@@ -199,7 +199,8 @@ def read_vjp(
         with _on(work):
             read_vjp[(table.number, heads)](
                 rows.hat, own.x_of_state, own.a, own.last, own.a_of_state, own.last_of_state, columns.hat, other.a,
-                other.last, none if centres is None else centres.x, *_read(work, sums), *_fade(work, rows.are_queries)[1:], rows.raw, work.head_scale, out, none if d_scale is None else d_scale,
+                other.last, none if centres is None else centres.x, *_read(work, sums),
+                *_fade(work, rows.are_queries)[1:], rows.raw, work.head_scale, out, none if d_scale is None else d_scale,
                 table.owner, table.first, span.chunks.first, rows.cu, columns.cu, rows.hat.shape[2], columns.hat.shape[2],
                 span.start, rows.length(span), columns.length(span), table.per_sequence, work.chunk, work.key_heads,
                 *own.a.stride()[:3], *other.a.stride()[:3], *rows.raw.stride()[:3], *out.stride()[:3],

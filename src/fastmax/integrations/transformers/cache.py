@@ -27,7 +27,8 @@ class FastmaxCache(Cache):
 
     def save(self, path: str | PathLike[str]) -> None:
         """To a safetensors file, atomically: the prompt that went through the model need not go through it again."""
-        cache_file.save(self.layers, path)
+        layers: Any = self.layers
+        cache_file.save(layers, path)
 
     @classmethod
     def load(cls, path: str | PathLike[str], device: torch.device | str = "cpu") -> Self:
@@ -43,7 +44,7 @@ class FastmaxCache(Cache):
 
 
 def _nbytes(layer: Any) -> int:
-    own = sum(x.nbytes for x in (layer.keys, layer.values) if x is not None)
+    own: int = sum(x.nbytes for x in (layer.keys, layer.values) if x is not None)
     state = getattr(layer, "state", None)
     return own if state is None else own + state.nbytes
 

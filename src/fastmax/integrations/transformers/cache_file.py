@@ -68,7 +68,7 @@ def _taken_apart(layer: Layer) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _put_together(plain: dict[str, Any], own: dict[str, Tensor]) -> Layer:
     layer: Layer
     if plain["kind"] == "sliding":
-        layer = DynamicSlidingWindowLayer(plain["sliding_window"])  # type: ignore[no-untyped-call]
+        layer = DynamicSlidingWindowLayer(plain["sliding_window"])
         layer.cumulative_length = plain["seen"]
     else:
         layer = FastmaxLayer()

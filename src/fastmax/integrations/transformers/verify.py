@@ -82,7 +82,8 @@ def _ignored(model: nn.Module, known: set[str]) -> list[str]:
     called = [
         name
         for name, module in model.named_modules()
-        if _is_called_attention(module) and not isinstance(module, nn.MultiheadAttention)
+        if _is_called_attention(module)
+        and not any(isinstance(inner, nn.MultiheadAttention) for inner in module.modules())
     ]
     inner = [name for name in called if not any(other.startswith(f"{name}.") for other in called)]
     return [

@@ -144,7 +144,7 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
                     weighted = xb.to(tl.float32) * a1[None, :]
                     if ORDER == 2:
                         xl = tl.load(x + (ot[:, None] * D + od[None, :]), mask=mt[:, None], other=0.0)
-                        if tl.float32 == DT:
+                        if DT == tl.float32:
                             square = tl.dot(weighted, xl, square, input_precision=PRECISION)
                         else:
                             high, low = split(weighted, DT)

@@ -76,16 +76,16 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
                 g = f0 * tl.load(z + SQUARE + D + DV)
                 g += f1 * tl.sum(wide_x * tl.load(z + SQUARE + od)[None, :], 1)
                 if ORDER == 2:
-                    ob = tl.arange(0, B)
-                    for block in range(NB):
-                        square = tl.load(z + od[:, None] * D + (block * B + ob)[None, :])
-                        if tl.float32 == DT:
+                    ob = tl.arange(0, 16)
+                    for block in range(D // 16):
+                        square = tl.load(z + od[:, None] * D + (block * 16 + ob)[None, :])
+                        if DT == tl.float32:
                             zx = tl.dot(xs, square, input_precision=PRECISION)
                         else:
                             high, low = split(square, DT)
                             zx = tl.dot(xs, high, input_precision=PRECISION)
                             zx = tl.dot(xs, low, zx, input_precision=PRECISION)
-                        xb = tl.load(x + (block * B + ob)[None, :], mask=mt[:, None], other=0.0)
+                        xb = tl.load(x + (block * 16 + ob)[None, :], mask=mt[:, None], other=0.0)
                         g += 0.5 * tl.sum(xb.to(tl.float32) * zx, 1)
             if ORDER == 2:
                 ol, ou, rows = tl.arange(0, B), tl.arange(0, U), tl.arange(0, U * B)

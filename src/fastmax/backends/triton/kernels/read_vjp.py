@@ -112,7 +112,7 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
                         * last[:, None]
                     )
                     square = tl.load(z + (block * B + ob)[:, None] * D + od[None, :])
-                    if tl.float32 == DT:
+                    if DT == tl.float32:
                         acc = tl.dot(xb, square, acc, input_precision=PRECISION)
                     else:
                         x_high, x_low = split(xb, DT)

@@ -1,0 +1,36 @@
+"""`fastmax bench generate` at small sizes: measured, told and drawn."""
+
+from pathlib import Path
+
+import pytest
+
+from fastmax.bench import generate
+from fastmax.report.generate import draw, growth, summary
+
+
+def test_it_is_measured_told_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    for name, value in {"LAYERS": 1, "HEAD_DIM": 8, "VOCABULARY": 50, "CHUNK": 16, "TOKENS": 2}.items():
+        monkeypatch.setattr(generate, name, value)
+    monkeypatch.setattr(generate, "CONTEXTS", [64, 128, 256])
+
+    def here(name: str, contexts: list[int]) -> dict[str, int]:
+        return {str(context): peak for context, peak in generate._generate(name, contexts).items()}
+
+    monkeypatch.setattr(generate, "_measure_memory", here)
+    measured = generate.run(str(tmp_path / "generate.json"), quick=True)
+    assert [cell["context"] for cell in measured["cells"]] == [64, 128]
+    first, second = (cell["cache_bytes"] for cell in measured["cells"])
+    assert first["fastmax"] == second["fastmax"]
+    assert first["softmax"] < second["softmax"]
+    text = summary(measured)
+    assert "FastmaxCache" in text
+    assert "| 128 " in text
+    assert growth(measured, "fastmax") < 1e9
+    draw(measured, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_a_measurement_that_fails_says_so() -> None:
+    with pytest.raises(RuntimeError, match="measuring the memory of nothing failed"):
+        generate._measure_memory("nothing", [8])
