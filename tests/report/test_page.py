@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastmax.cli import main
-from fastmax.report.page import build, documents, words
+from fastmax.report.page import build, documents, html, words
 from fastmax.report.page.parts import OPEN, Chart, Section, Series, Table
 from fastmax.report.page.sections import dropout, language, lra, scaling
 from tests.reproduce import miniature
