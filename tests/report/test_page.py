@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastmax.cli import main
-from fastmax.report.page import build, documents, words
+from fastmax.report.page import build, documents, html, words
 from fastmax.report.page.parts import OPEN, Chart, Section, Series, Table
 from fastmax.report.page.sections import dropout, language, lra, scaling
 from tests.reproduce import miniature
@@ -161,6 +161,14 @@ def test_break_even_is_between_the_lengths_where_the_faster_changes() -> None:
     first, last, power = scaling.growth(cells, "vanilla")
     assert (first, last) == (100, 400)
     assert power == pytest.approx(1.5)
+
+
+def test_older_results_may_lack_facts_of_their_machine() -> None:
+    machine = {"processor": "P", "cores": 2, "threads": 1, "torch": "2", "fastmax": "0", "command": "c"}
+    old = {"experiment": "lra", "name": "n", "settings": {}, "result": {}, "seconds": 1, "machine": machine}
+    (row,) = html.runs({"lra": [old]}).rows
+    assert row == ("lra", "n", None, 1, "P", 1, "2", "0", None, "c")
+    assert "1 measurements on P (2 cores), torch 2" in html._provenance({"lra": [old]})
 
 
 def test_claims_without_results_are_open() -> None:

@@ -68,32 +68,25 @@ def runs(results: Results) -> Table:
     for experiment, documents in results.items():
         for d in documents:
             m, seed = d["machine"], d["settings"].get("seed")
-            rows.append(
-                (
-                    experiment,
-                    d["name"],
-                    seed,
-                    d["seconds"],
-                    m["processor"],
-                    m["threads"],
-                    m["torch"],
-                    m["fastmax"],
-                    m["date"],
-                    m["command"],
-                )
-            )
+            told = (m.get(name) for name in ("processor", "threads", "torch", "fastmax", "date", "command"))
+            rows.append((experiment, d["name"], seed, d["seconds"], *told))
     columns = ("experiment", "item", "seed", "seconds", "processor", "threads", "torch", "fastmax", "date", "command")
     return Table("runs", "Every item of this report", columns, tuple(rows), ("", "", "", ",.0f"))
 
 
 def _provenance(results: Results) -> str:
     machines = [d["machine"] for found in results.values() for d in found]
-    processors = listed(sorted({f"{m['processor']} ({m['cores']} cores, {m['simd']})" for m in machines}))
-    dates = sorted({m["date"] for m in machines})
-    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    processors = listed(sorted({f"{m['processor']} ({m['cores']} cores{_level(m)})" for m in machines}))
+    dates = sorted({m["date"] for m in machines if "date" in m})
+    when = "" if not dates else dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     return (
         f"{len(machines)} measurements on {processors}, torch {listed(sorted({m['torch'] for m in machines}))}, {when}."
     )
+
+
+def _level(machine: dict[str, Any]) -> str:
+    """Older measurements do not name it."""
+    return f", {machine['simd']}" if "simd" in machine else ""
 
 
 def _conclusions(sections: list[Section]) -> str:
