@@ -105,6 +105,8 @@ def test_the_explorer_answers_to_the_mouse(browser: Any) -> None:
 
     resize(browser, 900)
     canvas = browser.find_element("id", "ex-map")
+    # where the mouse will find it: else the page scrolls while the pointer is on its way
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", canvas)
     box = canvas.size
     middle = info(browser)
     ActionChains(browser).move_to_element_with_offset(canvas, -box["width"] // 2 + 2, -box["height"] // 2 + 2).perform()
