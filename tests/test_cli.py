@@ -39,14 +39,14 @@ def test_version_and_info(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "fastmax: the following arguments are required: {demo,info,bench,lra,reproduce,report,data}"),
-        (["fly"], "fastmax: argument {demo,info,bench,lra,reproduce,report,data}: invalid choice: 'fly'"),
+        ([], "fastmax: the following arguments are required: {demo,info,bench,tune,lra,reproduce,report,data}"),
+        (["fly"], "fastmax: argument {demo,info,bench,tune,lra,reproduce,report,data}: invalid choice: 'fly'"),
         (["info", "--fast"], "fastmax: unrecognized arguments: --fast"),
         (["info", "two\nlines"], "fastmax: unrecognized arguments: two lines"),
         (["bench"], "fastmax bench: the following arguments are required: {core,kernel,"),
         (
             ["bench", "nothing"],
-            "fastmax bench: argument {core,kernel,decode,dropout,decay,distributed,long,lra}: invalid choice",
+            "fastmax bench: argument {core,kernel,decode,generate,dropout,decay,distributed,long,lra}: invalid choice",
         ),
         (["bench", "core", "--threads", "0"], "fastmax bench core: argument --threads: must be at least 1 and at most"),
         (["bench", "kernel", "--tokens", "0"], "fastmax bench kernel: argument --tokens: must be at least 1"),
@@ -116,7 +116,7 @@ def test_bench_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     measured = json.loads(out.read_text())
     assert measured["machine"]["torch"] == torch.__version__
     assert measured["machine"]["threads"] == 1
-    assert [m["tokens"] for m in measured["memory"]] == [8192, 16384] * len(NAMES)
+    assert [m["tokens"] for m in measured["memory"]] == [8192, 16384] * len(core.BACKENDS)
     assert all(m["tensors"] == 8 * m["tokens"] * 64 * 4 for m in measured["memory"])
     # the tensors themselves, 16 and 32 MiB, are in the peak; the system counts pages in batches, so not to the byte
     assert all(m["peak"] - m["before"] > 0.8 * m["tensors"] for m in measured["memory"])

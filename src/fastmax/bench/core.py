@@ -7,10 +7,11 @@ import torch
 
 from fastmax import core, fastmax_attention
 from fastmax._progress import Progress
-from fastmax.backends import NAMES
 from fastmax.bench.measure import interleave, seconds, write
 from fastmax.bench.memory import peak
 
+BACKENDS = ("native", "chunked")
+"""Those of the CPU."""
 MEMORY_TOKENS = [1 << n for n in range(14, 19)]
 TIME_TOKENS = [1 << n for n in range(13, 17)]
 LITERAL = {"tokens": 4096, "head_dim": 32, "heads": 1}
@@ -21,8 +22,8 @@ def run(out: str | None, quick: bool) -> dict[str, Any]:
     memory_tokens = MEMORY_TOKENS[:3] if quick else MEMORY_TOKENS
     time_tokens = TIME_TOKENS[:3] if quick else TIME_TOKENS
     measured: dict[str, Any] = {"memory": [], "time": [], "literal": []}
-    with Progress(len(NAMES) * (len(memory_tokens) + 2) + 2) as bar:
-        for backend in NAMES:
+    with Progress(len(BACKENDS) * (len(memory_tokens) + 2) + 2) as bar:
+        for backend in BACKENDS:
             for tokens in memory_tokens:
                 bar.step(f"memory, {backend}, N = {tokens:,}")
                 call: dict[str, Any] = {
@@ -34,7 +35,7 @@ def run(out: str | None, quick: bool) -> dict[str, Any]:
                 }
                 measured["memory"].append(call | peak(**call))
         for is_causal in (False, True):
-            for backend in NAMES:
+            for backend in BACKENDS:
                 bar.step(f"time, {backend}, {_mask(is_causal)}")
                 measured["time"] += _time(backend, time_tokens, is_causal, rounds=2 if quick else 6)
             bar.step(f"the literal form, {_mask(is_causal)}")
@@ -78,7 +79,7 @@ def _passes(backend: str, tokens: int, is_causal: bool) -> dict[str, Callable[[]
 def _literal(is_causal: bool, rounds: int) -> dict[str, Any]:
     q, k, v = (torch.randn(LITERAL["heads"], LITERAL["tokens"], LITERAL["head_dim"]) for _ in range(3))
     contestants: dict[str, Any] = {"core.py": lambda: core.fastmax(q, k, v, is_causal=is_causal)}
-    for backend in NAMES:
+    for backend in BACKENDS:
         contestants[backend] = lambda name=backend: fastmax_attention(q, k, v, is_causal=is_causal, backend=name)
     return {**LITERAL, "order": 2, "is_causal": is_causal, "seconds": seconds(interleave(contestants, rounds=rounds))}
 

@@ -23,20 +23,22 @@ class PackedCall:
         batch, query_heads, queries, head_dim = call.q.shape
         _, key_heads, keys, value_dim = call.v.shape
         # of a packed batch each sequence has a form; there may be none to have one
-        sequences, uniform = -1, abi.FORMS["factorized" if call.drops_features else "dense"]
+        mode = call.dropout_mode
+        drops_features = mode == "standard" or mode == "quadratic"
+        sequences, uniform = -1, abi.FORMS["factorized" if drops_features else "dense"]
         if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
             cu_q, cu_k = call.cu_seqlens_q.to(torch.int64), call.cu_seqlens_k.to(torch.int64)
             sequences = cu_q.shape[0] - 1
             self.cu_queries, self.cu_keys = self.pointer(cu_q), self.pointer(cu_k)
             lengths = zip(cu_q.diff().tolist(), cu_k.diff().tolist(), strict=True)
-            forms = [_form(call, plan, *n, has_state) for n in lengths]
+            forms = [_form(call, plan, *n, has_state or drops_features) for n in lengths]
             self.forms = self.pointer(torch.tensor(forms, dtype=torch.int64, device="cpu"))
         else:
-            uniform = _form(call, plan, queries, keys, has_state)
+            uniform = _form(call, plan, queries, keys, has_state or drops_features)
         self.uniform = uniform
         self.numbers = (
             abi.TYPES[g.dtype], batch, query_heads, key_heads, queries, keys, head_dim, value_dim,
-            options.order, options.is_causal, abi.NORMALIZATIONS[options.normalize], _chunk(call, plan),
+            options.order, options.is_causal, abi.NORMALIZATIONS[options.normalize], _chunk(call, plan, drops_features),
             sequences, uniform, self.forms, call.scale, EPS,
         )  # fmt: skip
         self.tensors = (
@@ -50,9 +52,9 @@ class PackedCall:
             self.mask = (mask.data_ptr(), *mask.stride())
         if call.head_scale is not None:
             self.head_scale = self.pointer(call.head_scale.to(torch.float64))
-        if call.dropout_mode is not None:
+        if mode is not None:
             seed = self.pointer(call.dropout_seed)
-            self.dropout = (abi.DROPOUTS[call.dropout_mode], dropped_of_2_16(options.dropout_p), seed)
+            self.dropout = (abi.DROPOUTS[mode], dropped_of_2_16(options.dropout_p), seed)
 
     def tensor(self, x: Tensor | None) -> abi.Fields:
         if x is None:
@@ -87,17 +89,17 @@ def in_rows(strides: tuple[int, ...], x: Tensor) -> bool:
     return strides[-1] == 1 or x.shape[-1] == 1
 
 
-def _chunk(call: Call, plan: Plan) -> int:
+def _chunk(call: Call, plan: Plan, drops_features: bool) -> int:
     if plan.chunk is not None:
         return max(32, plan.chunk + -plan.chunk % 32)  # whole vectors of every level
-    return kernel_chunk(call.q.shape[3], call.options.order, call.options.is_causal, call.drops_features)
+    return kernel_chunk(call.q.shape[3], call.options.order, call.options.is_causal, drops_features)
 
 
-def _form(call: Call, plan: Plan, queries: int, keys: int, has_state: bool) -> int:
+def _form(call: Call, plan: Plan, queries: int, keys: int, needs_features: bool) -> int:
     order = call.options.order
     if plan.form == "factorized" and order > 2:
         raise ValueError(f"order {order} has only the dense form, got form={plan.form!r}")
-    if has_state or call.drops_features:  # a state is the factorized form's; the dense one has no features to drop
+    if needs_features:  # a state is the factorized form's; the dense one has no features to drop
         return abi.FORMS["factorized"]
     if order > 2:
         return abi.FORMS["dense"]

@@ -113,5 +113,6 @@ _BEHIND_STATES = (0,) * 5  # gradients of states, and dropout
 
 def saves_sum(call: Call, packed: PackedCall) -> bool:
     """Whether the forward pass keeps its sum over keys, a fifth of the backward pass: where there is one, smaller than k."""
-    size, keys = call.features * (call.value_dim + 1), call.k.shape[2] * call.head_dim
-    return packed.uniform == abi.FORMS["factorized"] and not call.options.is_causal and size <= keys
+    if packed.uniform != abi.FORMS["factorized"] or call.options.is_causal:
+        return False
+    return call.features * (call.value_dim + 1) <= call.k.shape[2] * call.head_dim
