@@ -5,13 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from fastmax._atomic_file import write_whole
+from fastmax import _tensor_file
 from fastmax.integrations.transformers.cache_layer import FastmaxLayer
 from fastmax.state import FastmaxState
 
@@ -26,20 +24,15 @@ def save(layers: list[Layer], path: str | os.PathLike[str]) -> None:
     described = []
     for index, layer in enumerate(layers):
         own, plain = _taken_apart(layer)
-        tensors |= {f"{index}.{name}": x.contiguous() for name, x in own.items()}
+        tensors |= {f"{index}.{name}": x for name, x in own.items()}
         described.append(plain)
     metadata = {"format": FORMAT, "version": str(VERSION), "layers": json.dumps(described)}
-    write_whole(Path(path), safetensors.torch.save(tensors, metadata))
+    _tensor_file.write(Path(path), tensors, metadata)
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str) -> list[Layer]:
     """What `save` was given; ValueError if the file is not whole or holds something else."""
-    try:
-        with safe_open(os.fspath(path), framework="pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error})") from error
+    metadata, tensors = _tensor_file.read(path, device)
     if metadata.get("format") != FORMAT or metadata.get("version") != str(VERSION):
         raise ValueError(f"{path} does not hold a FastmaxCache of version {VERSION}")
     layers = []
