@@ -432,3 +432,16 @@ def test_repr() -> None:
         "FastmaxState(batch=1, num_kv_heads=2, head_dim=4, value_dim=3, order=2, scale=1.0, normalize=True, "
         "dtype=torch.float32, device=cpu, nbytes=1504)"
     )
+
+
+def test_a_scale_that_changes_between_steps_is_the_next_steps() -> None:
+    """A step is prepared with the scale of the one before."""
+    q, k, v = tokens()
+    state = empty(scale=0.3)
+    with torch.no_grad():
+        for i in range(3):
+            state.step(*(x[:, :, i : i + 1] for x in (q, k, v)))
+        state.scale = 0.7
+        o = state.step(*(x[:, :, 3:4] for x in (q, k, v)))
+    expected = reference_attention(q[:, :, 3:4], k[:, :, :4], v[:, :, :4], scale=0.7, enable_gqa=True)
+    torch.testing.assert_close(o, expected)
