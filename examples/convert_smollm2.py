@@ -29,7 +29,7 @@ def load(args: Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     model = AutoModelForCausalLM.from_pretrained(
         folder, gguf_file=GGUF, quantization_config=whole, dtype=torch.float32, attn_implementation="sdpa"
     )
-    del model.config.quantization_config  # it is whole now
+    model.config.__dict__.pop("quantization_config", None)  # it is whole now
     return model.eval(), AutoTokenizer.from_pretrained(folder, gguf_file=GGUF)
 
 
@@ -46,6 +46,7 @@ def arguments() -> Namespace:
     p.add_argument("--test", type=Path, nargs="+", required=True, help="to measure on")
     p.add_argument("--length", type=int, default=256)
     p.add_argument("--batch", type=int, default=2)
+    p.add_argument("--long", type=int, default=1024, help="tokens of the longer pieces that are measured on besides")
     p.add_argument("--measured", type=int, default=2048, help="tokens to measure on")
     p.add_argument("--every", type=int, default=50, help="steps between measurements")
     return p.parse_args()
@@ -61,9 +62,13 @@ def main() -> None:
     rows = text[: len(text) // args.length * args.length].view(-1, args.length)
     chance = torch.Generator().manual_seed(args.seed)
     batches = [{"input_ids": x} for x in rows[torch.randperm(len(rows), generator=chance)].split(args.batch)]
-    test = windows(tokens(tokenizer, args.test, 8 * args.measured)[: args.measured], args.length, 1)
+    measured = tokens(tokenizer, args.test, 8 * args.measured)[: args.measured]
+    tests = {f"perplexity_{length}": windows(measured, length, 1) for length in (args.length, args.long)}
     kept = None if args.checkpoint is None else args.checkpoint.with_suffix(".jsonl")  # measured before an interruption
     points = [] if kept is None or not kept.exists() else [json.loads(line) for line in kept.read_text().splitlines()]
+
+    def perplexities(model: PreTrainedModel) -> dict[str, float]:
+        return {name: round(perplexity(model, pieces), 2) for name, pieces in tests.items()}
 
     def watch(stage: str, step: int, model: PreTrainedModel) -> None:
         known = any((point["stage"], point["step"]) == (stage, step) for point in points)
@@ -71,15 +76,15 @@ def main() -> None:
             return
         steps = step + (args.transfer_steps if stage == "distill" else 0)
         point = {"stage": stage, "step": step, "tokens": steps * args.batch * args.length}
-        points.append(point | {"perplexity": round(perplexity(model, test), 2)})
+        points.append(point | perplexities(model))
         print(json.dumps(points[-1]), flush=True)
         if kept is not None:
             kept.write_text("".join(json.dumps(point) + "\n" for point in points))
 
-    theirs = round(perplexity(teacher, test), 2)
-    print(f"the teacher's perplexity: {theirs}", flush=True)
+    theirs = perplexities(teacher)
+    print(f"the teacher: {theirs}", flush=True)
     done = run(args, teacher, batches, layer_name="model.layers.{}.self_attn", watch=watch)
-    record(args, {"teacher": {"perplexity": theirs}, "points": points}, done)
+    record(args, {"teacher": theirs, "points": points}, done)
 
 
 if __name__ == "__main__":
