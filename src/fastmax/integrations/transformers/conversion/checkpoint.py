@@ -75,7 +75,8 @@ def load(path: Path, recipe: Recipe, model: nn.Module) -> tuple[Position, dict[s
                     raise ValueError(f"{path} is of another model: it has {name} of shape {tuple(x.shape)}")
                 parameters[name].copy_(x)
     state, best = (
-        {key.removeprefix(kind): x for key, x in tensors.items() if key.startswith(kind)} for kind in (_OPTIMIZER, _BEST)
+        {key.removeprefix(kind): x for key, x in tensors.items() if key.startswith(kind)}
+        for kind in (_OPTIMIZER, _BEST)
     )
     return Position(**json.loads(metadata["position"])), state, best
 
