@@ -189,7 +189,8 @@ def _step(
     accelerator: Any, part: Share, model: nn.Module, optimizer: Any, split: Split, config: RunConfig, step: int
 ) -> tuple[Tensor, Tensor]:
     """One update. Returns the loss and the accuracy of this process's part of the batch."""
-    rows = training_rows(len(split.labels), config.train.batch, config.seed, step)
+    lengths = split.lengths if config.group_lengths else None
+    rows = training_rows(len(split.labels), config.train.batch, config.seed, step, lengths=lengths)
     batch = take(split, shard(rows, part.rank, part.world), trim=not config.quirks.full_length_mean)
     batch = part.of(batch).to(accelerator.device)
     torch.manual_seed(step_seed(config.seed, step, accelerator.process_index))
