@@ -46,13 +46,13 @@ def _order(
     examples: int, batch: int, seed: int, epoch: int, places: np.ndarray, lengths: np.ndarray | None
 ) -> np.ndarray:
     """What is at these places of an epoch."""
-    order = _permutation(examples, seed, epoch)
+    order: np.ndarray = _permutation(examples, seed, epoch)
     if lengths is None:
-        return order[places]
+        return np.take(order, places)
     size = POOL * batch
     pools = np.unique(places // size).tolist()
     grouped = [_grouped(order[pool * size : (pool + 1) * size], batch, lengths, (seed, epoch, pool)) for pool in pools]
-    return np.concatenate(grouped)[places - pools[0] * size]
+    return np.take(np.concatenate(grouped), places - pools[0] * size)
 
 
 def _grouped(rows: np.ndarray, batch: int, lengths: np.ndarray, seed: tuple[int, ...]) -> np.ndarray:

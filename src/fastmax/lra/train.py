@@ -120,7 +120,7 @@ def _run(
             position = _loop(accelerator, part, model, optimizer, splits, config, position, out, pace, metrics, say)
     else:
         position = _loop(accelerator, part, model, optimizer, splits, config, position, out, pace, None, say)
-    return _finish(accelerator, part, model, config, position, splits["test"], out, say)
+    return _finish(accelerator, part, model, config, position, splits, out, say)
 
 
 def _found(config: RunConfig, out: Path, resume: bool) -> checkpoint.Checkpoint | None:
@@ -245,18 +245,19 @@ def _finish(
     model: nn.Module,
     config: RunConfig,
     position: Position,
-    split: Split,
+    splits: dict[str, Split],
     out: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     accelerator.wait_for_everyone()
     checkpoint.restore(checkpoint.load(out / BEST), model, None)
-    score = evaluate(accelerator, part, model, split, config)
+    score = evaluate(accelerator, part, model, splits["test"], config)
     result = {
         "config": json.loads(config.to_json()),
         "test": score._asdict(),
         "dev_accuracy": position.best_accuracy,
         "best_step": position.best_step,
+        "examples": {name: len(split.labels) for name, split in splits.items()},
         "parameters": sum(p.numel() for p in model.parameters()),
     }
     if accelerator.is_main_process:
