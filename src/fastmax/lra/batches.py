@@ -50,9 +50,11 @@ def _order(
     if lengths is None:
         return np.take(order, places)
     size = POOL * batch
-    pools = np.unique(places // size).tolist()
-    grouped = [_grouped(order[pool * size : (pool + 1) * size], batch, lengths, (seed, epoch, pool)) for pool in pools]
-    return np.take(np.concatenate(grouped), places - pools[0] * size)
+    pools: list[int] = np.unique(places // size).tolist()
+    grouped: list[np.ndarray] = [
+        _grouped(order[pool * size : (pool + 1) * size], batch, lengths, (seed, epoch, pool)) for pool in pools
+    ]
+    return np.concatenate(grouped).take(places - pools[0] * size)
 
 
 def _grouped(rows: np.ndarray, batch: int, lengths: np.ndarray, seed: tuple[int, ...]) -> np.ndarray:
