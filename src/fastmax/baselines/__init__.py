@@ -8,7 +8,7 @@ informer   ProbSparse
 
 from dataclasses import dataclass
 
-from fastmax.baselines.fastmax import DECAYS, SCALES, Fastmax
+from fastmax.baselines.fastmax import DECAYS, MEMORY, SCALES, Fastmax
 from fastmax.baselines.informer import Informer
 from fastmax.baselines.interface import Attention
 from fastmax.baselines.linear import Linear
@@ -16,6 +16,7 @@ from fastmax.baselines.performer import Performer
 from fastmax.baselines.reformer import Reformer
 from fastmax.baselines.softmax import Softmax, Vanilla
 from fastmax.core import MAX_ORDER
+from fastmax.nn.gate import Gate
 
 __all__ = ["DECAYS", "NAMES", "SCALES", "SEVEN", "Attention", "Options", "attention"]
 
@@ -31,6 +32,7 @@ class Options:
 
     scale: str = "sqrt"
     decay: str = "none"
+    standardized: bool = False
     dropout: float = 0.0
     dropout_mode: str = "quadratic"
     backend: str = "auto"
@@ -54,8 +56,10 @@ def attention(
     `embed_dim` is the width of the layer's input, by default that of all heads together.
     """
     o = Options() if options is None else options
+    width = head_dim * num_heads if embed_dim is None else embed_dim
     if name == "softmax":
-        return Softmax(dropout=o.dropout)
+        gate = None if o.decay == "none" else Gate(o.decay, width, num_heads, MEMORY)
+        return Softmax(dropout=o.dropout, standardized=o.standardized, gate=gate)
     if name == "vanilla":
         return Vanilla(dropout=o.dropout)
     if name == "linear":
@@ -83,6 +87,6 @@ def attention(
             dropout_mode=o.dropout_mode,
             backend=o.backend,
             decay=o.decay,
-            embed_dim=head_dim * num_heads if embed_dim is None else embed_dim,
+            embed_dim=width,
         )
     raise ValueError(f"attention must be one of {', '.join(NAMES)}, got {name!r}")
