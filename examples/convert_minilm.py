@@ -47,7 +47,7 @@ def mixed(
     count = args.transfer_steps + args.distill_steps + 2
     per_passages, found, chance = max(1, args.tokens // args.length), [], random.Random(args.seed)
     for number in range(count):
-        if number % 3 == 2 and long:
+        if number % 3 == 1 and long:  # of the first two, which are held out, one
             lines = [long[(number * per_passages + i) % len(long)] for i in range(per_passages)]
         else:
             near = sorted(short[number * 64 % len(short) :][:256], key=len)
