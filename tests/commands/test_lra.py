@@ -114,9 +114,9 @@ def test_messages(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("fastmax.commands.lra.find_spec", lambda name: None if name == "accelerate" else name)
+    monkeypatch.setattr("fastmax.commands.extras.find_spec", lambda name: None if name == "accelerate" else name)
     assert made_up.main(["train", "--task", "text", *SHORT]) == 1
-    assert "accelerate missing: run pip install '.[lra]' in a clone" in capsys.readouterr().err
+    assert "accelerate missing: run pip install 'fastmax[lra]'" in capsys.readouterr().err
     assert not list(Path().iterdir())
 
 
