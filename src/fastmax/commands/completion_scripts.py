@@ -115,18 +115,18 @@ def fish(nodes: Sequence[Node]) -> str:
         at = f"complete -c fastmax -n {shlex.quote(f'__fastmax_at {shlex.quote(_joined(node.path))}')}"
         lines += [f"{at} -a {name} -d {shlex.quote(text)}" for name, text in node.commands.items()]
         if node.positional is not None:
-            lines.append(f"{at} {_fish_values(node.positional)}")
+            lines.append(f"{at} {_fish_values(node.positional).replace('-x ', '').replace('-r ', '')}")
         for slot in node.options:
             flags = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in slot.flags)
-            value = f" -r {_fish_values(slot)}" if slot.takes else ""
+            value = f" {_fish_values(slot)}" if slot.takes else ""
             lines.append(f"{at} {flags}{value} -d {shlex.quote(slot.help)}")
     return _FISH.format(enter="\n".join(enter), offer="".join(f"{line}\n" for line in lines))
 
 
 def _fish_values(slot: Slot) -> str:
     if slot.path:
-        return "-a '(__fish_complete_directories)'" if slot.path == "folder" else "-F"
-    return f"-a {shlex.quote(' '.join(slot.values))}" if slot.values else "-f"
+        return "-x -a '(__fish_complete_directories)'" if slot.path == "folder" else "-r -F"
+    return f"-x -a {shlex.quote(' '.join(slot.values))}" if slot.values else "-x"
 
 
 def _cased(template: str, nodes: Sequence[Node], offer: Callable[[Slot], str], start: Callable[[Node], str]) -> str:

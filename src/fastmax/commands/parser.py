@@ -35,6 +35,9 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{f' (did you mean {near[0]}?)' if near else ''}")
+        for action in self._actions:  # argparse takes "--option=--" for a list of nothing
+            if action.option_strings and action.nargs is None and isinstance(getattr(found, action.dest, None), list):
+                self.error(f"argument {action.option_strings[-1]}: expected one argument")
         return found, unknown
 
 
