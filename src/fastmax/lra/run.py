@@ -30,6 +30,7 @@ class RunConfig:
     seed: int = setting("of weights, order and dropout", default=0, at_least=0, below=2**63)
     length: int | None = setting("cut sequences to so many tokens", default=None, at_least=1)
     train_examples: int | None = setting("use only the first so many", default=None, at_least=1)
+    group_lengths: bool = setting("batches of examples of similar length: less padding", default=False)
     eval_examples: int | None = setting("use only the first so many of dev and test", default=None, at_least=1)
     eval_every: int | None = setting(
         "steps between looks at the dev set (default: a twentieth of all)", default=None, at_least=1

@@ -122,7 +122,7 @@ def _run(
             position = _loop(accelerator, part, model, optimizer, splits, config, position, out, pace, metrics, say)
     else:
         position = _loop(accelerator, part, model, optimizer, splits, config, position, out, pace, None, say)
-    return _finish(accelerator, part, model, config, position, splits["test"], out, say)
+    return _finish(accelerator, part, model, config, position, splits, out, say)
 
 
 def _found(config: RunConfig, out: Path, resume: bool) -> checkpoint.Checkpoint | None:
@@ -191,7 +191,8 @@ def _step(
     accelerator: Any, part: Share, model: nn.Module, optimizer: Any, split: Split, config: RunConfig, step: int
 ) -> tuple[Tensor, Tensor]:
     """One update. Returns the loss and the accuracy of this process's part of the batch."""
-    rows = training_rows(len(split.labels), config.train.batch, config.seed, step)
+    lengths = split.lengths if config.group_lengths else None
+    rows = training_rows(len(split.labels), config.train.batch, config.seed, step, lengths=lengths)
     batch = take(split, shard(rows, part.rank, part.world), trim=not config.quirks.full_length_mean)
     batch = part.of(batch).to(accelerator.device)
     torch.manual_seed(step_seed(config.seed, step, accelerator.process_index))
@@ -246,19 +247,20 @@ def _finish(
     model: nn.Module,
     config: RunConfig,
     position: Position,
-    split: Split,
+    splits: dict[str, Split],
     out: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     accelerator.wait_for_everyone()
     checkpoint.restore(checkpoint.load(out / BEST), model, None)
     with waiting("testing"):
-        score = evaluate(accelerator, part, model, split, config)
+        score = evaluate(accelerator, part, model, splits["test"], config)
     result = {
         "config": json.loads(config.to_json()),
         "test": score._asdict(),
         "dev_accuracy": position.best_accuracy,
         "best_step": position.best_step,
+        "examples": {name: len(split.labels) for name, split in splits.items()},
         "parameters": sum(p.numel() for p in model.parameters()),
     }
     if accelerator.is_main_process:
