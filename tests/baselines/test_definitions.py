@@ -8,12 +8,13 @@ from torch import Tensor
 from torch.nn.functional import elu, normalize
 
 from fastmax import reference_attention
-from fastmax.baselines import Options, attention
+from fastmax.baselines import Options
 from fastmax.baselines.fastmax import Fastmax
 from fastmax.baselines.informer import Informer, count
 from fastmax.baselines.linear import Linear
 from fastmax.baselines.performer import Performer, log_features, orthogonal_gaussian
 from fastmax.baselines.reformer import Reformer
+from fastmax.baselines.registry import attention
 from fastmax.baselines.softmax import Softmax, Vanilla
 from fastmax.core import normalized
 from tests.support import randn

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastmax._settings import SettingError
 from fastmax.lra.tasks import Split
 
 
@@ -91,7 +92,7 @@ def take(split: Split, rows: np.ndarray, *, trim: bool = True) -> Batch:
 
 def check_shards(batch: int, world: int) -> None:
     if batch % world:
-        raise ValueError(f"the batch must be a multiple of the number of processes, got {batch} and {world}")
+        raise SettingError("batch", f"must be a multiple of the number of processes, got {batch} and {world}")
 
 
 def shard(rows: np.ndarray, rank: int, world: int) -> np.ndarray:
