@@ -66,12 +66,14 @@ def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch
     if width == 32:
         found = replace(found, rows=64)
     if width == 16 and order == 2 and multiplies_by_warps(arch):  # so little of it that a warp has to do more
-        found = replace(found, unroll=8, vjp_unroll=8, vjp_rows=128, warps=2, vjp_warps=2, sum_warps=1)
+        found = replace(found, unroll=8, columns=32, warps=2, sum_warps=1, vjp_unroll=8, vjp_rows=128, vjp_warps=2)
     if amd and width == 128:  # which has 64 KB of shared memory
         found = replace(found, rows=64, columns=32, sums=2, stages=1, vjp_rows=32, vjp_stages=1, warps=4, vjp_warps=4)
     if dtype != torch.bfloat16:  # of fp32, products of which are three
         found = replace(found, sums=min(4, found.sums), tokens=32, rows=64, columns=32, vjp_rows=32, vjp_columns=32)
-        found = replace(found, unroll=2, vjp_unroll=1, sum_warps=8, warps=max(4, found.warps), vjp_warps=max(4, found.vjp_warps))
+        found = replace(
+            found, unroll=2, vjp_unroll=1, sum_warps=8, warps=max(4, found.warps), vjp_warps=max(4, found.vjp_warps)
+        )
     return found
 
 

@@ -45,7 +45,13 @@ def head_of_rows(b, lo, tokens, tokens_y, key_heads, GROUPS: tl.constexpr, QUERI
     h = tl.program_id(1)
     if QUERIES:
         hk = h // GROUPS
-        return h, hk, key_heads, (wide(b) * key_heads * GROUPS + h) * tokens + lo, (wide(b) * key_heads + hk) * tokens_y + lo
+        return (
+            h,
+            hk,
+            key_heads,
+            (wide(b) * key_heads * GROUPS + h) * tokens + lo,
+            (wide(b) * key_heads + hk) * tokens_y + lo,
+        )
     else:
         row = (wide(b) * key_heads + h) * tokens + lo
         return h, h, key_heads * GROUPS, row, row
