@@ -81,7 +81,7 @@ def compare(mine: Tensor, theirs: Tensor, neighbours: int = 10) -> dict[str, flo
 
 
 def arguments() -> Namespace:
-    p = parser(__doc__, transfer_steps=80, transfer_lr=1e-3, distill_steps=60, distill_lr=2e-4)
+    p = parser(__doc__, transfer_steps=80, transfer_lr=1e-3, distill_steps=60, distill_lr=1e-4)
     p.add_argument("--text", type=Path, nargs="+", required=True, help="to train on")
     p.add_argument("--test", type=Path, nargs="+", required=True, help="to measure on")
     p.add_argument("--tokens", type=int, default=1024, help="in a batch")

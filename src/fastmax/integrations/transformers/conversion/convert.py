@@ -15,7 +15,7 @@ from fastmax.integrations.transformers.conversion.report import Conversion
 from fastmax.integrations.transformers.conversion.run import Run
 
 TRANSFER = Stage(steps=200, lr=1e-3)
-DISTILL = Stage(steps=200, lr=2e-4, scale_lr=1e-2, gate_lr=1e-2, train="all")
+DISTILL = Stage(steps=200, lr=1e-4, scale_lr=1e-2, gate_lr=1e-2, train="all")
 MEMORY = (2.0, 7.0)
 
 
