@@ -2,11 +2,11 @@
 
     python -m tools.fuzz --minutes 10 --seed 1
 
-Half of the batches are calls of tests/backends/conformance.py, on longer sequences and wider heads: dtypes, layouts, masks, GQA,
-packed sequences, states, decay, scales, dropout, which gradients are wanted. A quarter are calls that are prepared once and made
-again with other data, forward and backward; a quarter are sequences that a state decodes token by token, in pieces, with
-updates in between. A failure is shrunk, printed, and ends the run with code 1; the same seed finds it again. It is run from
-the root of the repository.
+Half of the batches are calls of tests/backends/conformance.py, on longer sequences and wider heads: dtypes, layouts, masks,
+GQA, packed sequences, states, decay, scales, dropout, which gradients are wanted. A quarter are calls that are prepared once
+and made again with other data, forward and backward; a quarter are sequences that a state decodes token by token, in pieces,
+with updates in between. A failure is shrunk, printed, and ends the run with code 1; the same seed finds it again. It is
+run from the root of the repository.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from torch import Tensor
 
 from fastmax.backends import native
 from fastmax.call import Call, OutputGrads
-from fastmax.plan import Plan
 
 BATCH = 50
 """Cases between two looks at the clock; each batch has a seed of its own, counted on from that of the run."""
@@ -116,7 +115,7 @@ def again(prepared: Any, variant: Variant, call: Call, grads: OutputGrads, budge
             raise AssertionError(f"{name} of a prepared call: {error}") from None
 
 
-def prepared_call(found: list[Variant], size: tuple[int, int], done: Counter[str]) -> Callable[[], None]:
+def prepared_call(_: list[Variant], size: tuple[int, int], done: Counter[str]) -> Callable[[], None]:
     @given(case=calls(*size), workers=st.integers(1, 4))
     def one(case: tuple[Call, OutputGrads], workers: int) -> None:
         call = plain(case[0])
@@ -142,7 +141,7 @@ def prepared_call(found: list[Variant], size: tuple[int, int], done: Counter[str
     return one
 
 
-def decoding(found: list[Variant], size: tuple[int, int], done: Counter[str]) -> Callable[[], None]:
+def decoding(_: list[Variant], size: tuple[int, int], done: Counter[str]) -> Callable[[], None]:
     @given(case=decodings(*size), workers=st.integers(1, 4))
     def one(case: Decoding, workers: int) -> None:
         def run(call: Call, grads: OutputGrads, budgets: float) -> None:

@@ -17,7 +17,7 @@ cp "$build/_kernels.so" "$build/src/fastmax/backends/native/_kernels.so"
 
 cd "$root"
 # Without site (-S), for an editable install would put the everyday package in front of the copy.
-packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+packages=$("$python" -c 'import os, sys; print(":".join(x for x in sys.path if os.path.basename(x) == "site-packages"))')
 sanitized() {
   # Leaks are not looked for: the interpreter itself has them.
   LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)" \
