@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself; nothing else on the machine is touched.
-.PHONY: demo test test-triton test-gpu check format bench sanitize fuzz clean
+.PHONY: demo test test-triton test-gpu check format docs bench sanitize fuzz clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +15,7 @@ NATIVE := CMakeLists.txt $(shell find native -type f)
 
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,dev,docs]'
 	touch $@
 
 demo: $(STAMP)  ## the paper's experiments in miniature on this machine, and their report, in out/quick
@@ -40,6 +40,9 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(STAMP)  ## the documentation into site/, without network; a broken link, anchor or reference ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 bench: $(STAMP)  ## every benchmark; results go to results/
 	$(BIN)/fastmax bench core --out results/core.json
 	$(BIN)/fastmax bench kernel --out results/kernel.json
@@ -60,4 +63,4 @@ fuzz: $(STAMP)  ## random calls on every backend against the definition; MINUTES
 	$(BIN)/python -m tools.fuzz --minutes $(MINUTES) --seed $(SEED)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
