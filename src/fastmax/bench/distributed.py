@@ -92,7 +92,7 @@ def cell(world: int, tokens: int, rounds: int) -> dict[str, Any]:
     q, k, v = (torch.randn(1, HEADS, tokens // world, HEAD_DIM, requires_grad=True) for _ in range(3))
 
     def step() -> Tensor:
-        o: Tensor = context_parallel_attention(q, k, v, is_causal=True, mesh=group)
+        o = context_parallel_attention(q, k, v, is_causal=True, mesh=group)
         torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
         return o
 
