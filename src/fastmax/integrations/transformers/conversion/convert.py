@@ -50,11 +50,14 @@ def convert(
             mode and with attn_implementation="sdpa". Conversion holds it and the student in memory.
         batches: what the model takes, as dictionaries of tensors: lists, a DataLoader, a generator that is long enough.
             They are passed over as often as the steps ask. Tokens that `attention_mask` hides do not count.
-        order, decay, memory, normalize: of the student, as in `configure`. For causal models take decay="gated". Cross
-            attention does not decay.
+        order: of the student, as in `configure`.
+        decay: of the student, as in `configure`. For causal models take "gated". Cross attention does not decay.
+        memory: of the student, as in `configure`.
+        normalize: of the student, as in `configure`.
         learn_scale: learn one scale per head.
         windows: layers that keep softmax over so many of the last tokens, by the names of their attention modules.
-        transfer, distill: how long and how fast the two stages learn, and what.
+        transfer: how long and how fast the first stage learns, and what.
+        distill: the same for the second.
         loss: of the second stage: "logits" (divergence of the predictions), "hidden" (hidden states), "embeddings" (mean-
             pooled outputs and hidden states), or a function of the student's output, the teacher's output and the batch;
             "auto" is "logits" where the model has a head, else "hidden".
@@ -65,6 +68,7 @@ def convert(
             stage then ends worse than it began. Without it a stage ends where its last step ends.
         checkpoint_path: a file; a conversion with the same settings goes on from it. Written every `save_every` steps and
             after each stage.
+        save_every: steps between two writings of the checkpoint.
         watch: called with the stage, the number of steps done in it and the student, after each step, and at the start with
             "before" and 0: to measure the student on the way. After the last step of a stage it has the weights that are
             kept.

@@ -21,14 +21,19 @@ class LayerError:
 
 @dataclass(frozen=True)
 class Conversion:
-    """`model` is the student, in evaluation mode: save_pretrained keeps all of it.
+    """What `convert` returns: the student, and how far it is from its teacher.
 
-    layers: the error of each attention before it learned anything and after the first stage; 0 is the teacher itself.
-    losses: the distance of the whole model from the teacher on the batches held out, "before", after "transfer" and after
-        "distill".
-    curve: (stage, step, loss on the training batch: mean of the layers' errors in the first, distance in the second).
-    kept: by stage, the step whose weights it ended with: 0 are those that it began with.
-    tokens, seconds, cpu_seconds: by stage.
+    Attributes:
+        model: the student, in evaluation mode: save_pretrained keeps all of it.
+        layers: the error of each attention before it learned anything and after the first stage; 0 is the teacher itself.
+        losses: the distance of the whole model from the teacher on the batches held out, "before", after "transfer" and
+            after "distill".
+        curve: (stage, step, loss on the training batch: mean of the layers' errors in the first, distance in the second).
+        kept: by stage, the step whose weights it ended with: 0 are those that it began with.
+        tokens: by stage.
+        seconds: by stage.
+        cpu_seconds: by stage.
+        recipe: the settings, in plain values.
     """
 
     model: PreTrainedModel
