@@ -11,10 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastmax import _choices
+
 EPS = 1e-6
 """Added to the variance of a token, so that a token whose channels are all equal becomes zeros."""
 
-MAX_ORDER = 4
+MAX_ORDER = _choices.MAX_ORDER
 
 
 def standardize(x: Tensor, eps: float = EPS) -> Tensor:

@@ -55,6 +55,7 @@ class Recipe:
     distill: Stage
     loss: str
     held_out: int
+    keep_best: bool = True
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
