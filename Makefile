@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself; nothing else on the machine is touched.
-.PHONY: demo test test-generic test-triton test-gpu check format package bench sanitize fuzz clean
+.PHONY: demo test test-generic test-triton test-gpu check format docs package bench sanitize fuzz clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +15,7 @@ NATIVE := CMakeLists.txt $(shell find native -type f)
 
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[test,dev,release]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,dev,docs,release]'
 	touch $@
 
 demo: $(STAMP)  ## the paper's experiments in miniature on this machine, and their report, in out/quick
@@ -43,6 +43,9 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(STAMP)  ## the documentation into site/, without network; a broken link, anchor or reference ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 package: $(STAMP)  ## the source distribution, the wheel made of it, and both tried in environments of their own; they are in dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist/built .
@@ -69,4 +72,4 @@ fuzz: $(STAMP)  ## random calls on every backend against the definition; MINUTES
 	$(BIN)/python -m tools.fuzz --minutes $(MINUTES) --seed $(SEED)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

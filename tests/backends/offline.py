@@ -80,7 +80,7 @@ def kernels(tiles: Tiles, head_dim: int, order: int, precision: str) -> list[Ker
     shape |= {"PACKED": True, "MASKED": True, "DECAY": False, "PRECISION": precision, "HAS_IN": True}
     rows = shape | {"CAUSAL": True, "STATE": True, "DENSE": True}
     reads = rows | {"U": tiles.unroll, "BT": tiles.rows, "BS": tiles.columns}
-    vjp: dict[str, Any] = rows | {"DR": head_dim, "BT": tiles.vjp_rows, "BS": tiles.vjp_columns}
+    vjp: dict[str, Any] = rows | {"DR": head_dim, "U": tiles.vjp_unroll, "BT": tiles.vjp_rows, "BS": tiles.vjp_columns}
     vjp |= {"NORM": "standardize", "EPS": EPS, "SCALED": True}
     vjp_launch = tiles.vjp_warps, tiles.vjp_stages
     sums = {name: value for name, value in shape.items() if name not in ("DVR", "MASKED")}

@@ -159,6 +159,21 @@ def test_other_data_than_the_benchmarks_is_said(pairs: int, said: bool) -> None:
     assert ("16,328 citation pairs" in lra._intro([document])) is said
 
 
+def test_settings_are_compared_with_softmax_of_the_same_seeds(results: Path, sections: list[Section]) -> None:
+    (table,) = [table for table in build.tables(sections) if table.name == "lra-settings-listops"]
+    found = [d for d in every(results) if d["experiment"] == "lra-settings"]
+    accuracy = {
+        (d["settings"]["attention"], d["settings"]["seed"]): 100 * d["result"]["test"]["accuracy"] for d in found
+    }
+    rows = {row[0]: row for row in table.rows}
+    assert set(rows) == {name for name, _ in accuracy}
+    assert rows["softmax"][2] == pytest.approx((accuracy["softmax", 0] + accuracy["softmax", 1]) / 2)
+    assert rows["softmax"][6] == 2
+    assert rows["fastmax2"][4] == pytest.approx(accuracy["fastmax2", 0] - accuracy["softmax", 0])
+    dev = [d["result"]["dev_accuracy"] for row in table.rows for d in found if d["settings"]["attention"] == row[0]]
+    assert dev[0] == max(dev)
+
+
 def test_break_even_is_between_the_lengths_where_the_faster_changes() -> None:
     def cell(tokens: int, ours: float, theirs: float) -> dict[str, Any]:
         return {"tokens": tokens, "seconds": {"fastmax2": {"best": ours}, "vanilla": {"best": theirs}}}

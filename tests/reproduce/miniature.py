@@ -11,7 +11,19 @@ import pytest
 from fastmax.bench import lra as bench_lra
 from fastmax.bench.lra import Cell
 from fastmax.bench.scaling import Grid
-from fastmax.reproduce import dropout, exactness, language, lra, lra_pace, lra_speed, maps, recall_grid, runner, scaling
+from fastmax.reproduce import (
+    dropout,
+    exactness,
+    language,
+    lra,
+    lra_pace,
+    lra_settings,
+    lra_speed,
+    maps,
+    recall_grid,
+    runner,
+    scaling,
+)
 from fastmax.reproduce.dropout import DropoutRun
 from fastmax.reproduce.items import Document, Item
 from fastmax.reproduce.lra import TaskBudget
@@ -46,6 +58,10 @@ def items() -> list[Item]:
     found += [lra.item("listops", name, changes, 0, TASK) for name, changes in (*lra.MAIN, ("linear", {}))]
     found.append(lra.item("listops", "linear", {}, 0, replace(TASK, steps=20), "short"))
     found.append(lra_pace.item("listops", TASK, rounds=1))
+    few = replace(TASK, steps=4)
+    found += [lra_settings.item("listops", "softmax", seed, few) for seed in (0, 1)]
+    found += [lra_settings.item("listops", name, 0, few) for name in ("softmax, standardized", "softmax, gated")]
+    found += [lra_settings.item("listops", name, 0, few) for name in ("fastmax2", "fastmax2, paper's scale")]
     return found
 
 

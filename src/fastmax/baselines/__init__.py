@@ -19,7 +19,7 @@ SCALES = ("paper", "sqrt", "learned")
 """Of fastmax."""
 
 DECAYS = ("none", *_choices.DECAYS)
-"""Of fastmax."""
+"""Of fastmax and softmax."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Options:
 
     scale: str = "sqrt"
     decay: str = "none"
+    standardized: bool = False
     dropout: float = 0.0
     dropout_mode: str = "quadratic"
     backend: str = "auto"

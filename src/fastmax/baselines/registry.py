@@ -1,13 +1,14 @@
 """The registry: every attention to compare with, by its name."""
 
 from fastmax.baselines import NAMES, Options
-from fastmax.baselines.fastmax import Fastmax
+from fastmax.baselines.fastmax import MEMORY, Fastmax
 from fastmax.baselines.informer import Informer
 from fastmax.baselines.interface import Attention
 from fastmax.baselines.linear import Linear
 from fastmax.baselines.performer import Performer
 from fastmax.baselines.reformer import Reformer
 from fastmax.baselines.softmax import Softmax, Vanilla
+from fastmax.nn.gate import Gate
 
 
 def attention(
@@ -24,8 +25,10 @@ def attention(
     `embed_dim` is the width of the layer's input, by default that of all heads together.
     """
     o = Options() if options is None else options
+    width = head_dim * num_heads if embed_dim is None else embed_dim
     if name == "softmax":
-        return Softmax(dropout=o.dropout)
+        gate = None if o.decay == "none" else Gate(o.decay, width, num_heads, MEMORY)
+        return Softmax(dropout=o.dropout, standardized=o.standardized, gate=gate)
     if name == "vanilla":
         return Vanilla(dropout=o.dropout)
     if name == "linear":
@@ -53,6 +56,6 @@ def attention(
             dropout_mode=o.dropout_mode,
             backend=o.backend,
             decay=o.decay,
-            embed_dim=head_dim * num_heads if embed_dim is None else embed_dim,
+            embed_dim=width,
         )
     raise ValueError(f"attention must be one of {', '.join(NAMES)}, got {name!r}")

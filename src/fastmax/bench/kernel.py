@@ -66,7 +66,8 @@ def run(out: str | None, quick: bool, only: Selection | None = None) -> dict[str
     with Progress(len(cells) + 1) as bar:
         for cell in cells:
             bar.step(f"N = {cell.tokens:,}, D = {cell.head_dim}, order {cell.order}, {cell.dtype}")
-            measured["cells"].append(asdict(cell) | {"seconds": seconds(_measure(cell, pace, quick))})
+            timings = seconds(_measure(cell, pace, quick))
+            measured["cells"].append(asdict(cell) | {"form": native.form(_call(cell)), "seconds": timings})
             write(out, measured)
         bar.step("threads")
         measured["threads"] = _threads(2 if quick else 8)
@@ -103,12 +104,9 @@ def _measure(cell: Cell, pace: float, quick: bool) -> dict[str, Timing]:
 
 def _contestants(cell: Cell) -> dict[str, Callable[[], object]]:
     """Each one forward pass, or one forward and one backward pass."""
-    dtype = getattr(torch, cell.dtype)
-    # (B, N, H, D) projections, transposed: what models pass
-    shape = (1, cell.tokens, cell.heads, cell.head_dim)
-    q, k, v, do = (torch.randn(shape).to(dtype).transpose(1, 2) for _ in range(4))
-    scale = default_scale(cell.order, cell.head_dim)
-    p = Call(q, k, v, options=Options(cell.order, cell.is_causal, scale=scale, out_dtype=dtype))
+    p = _call(cell)
+    q, k, v, dtype = p.q, p.k, p.v, p.q.dtype
+    do = torch.randn_like(q)
 
     def kernel(form: str) -> Callable[[], object]:
         def call() -> None:
@@ -138,6 +136,15 @@ def _contestants(cell: Cell) -> dict[str, Callable[[], object]]:
         "native": op(fastmax_attention, order=cell.order, backend="native"),
         **wider,
     }
+
+
+def _call(cell: Cell) -> Call:
+    dtype = getattr(torch, cell.dtype)
+    # (B, N, H, D) projections, transposed: what models pass
+    shape = (1, cell.tokens, cell.heads, cell.head_dim)
+    q, k, v = (torch.randn(shape).to(dtype).transpose(1, 2) for _ in range(3))
+    scale = default_scale(cell.order, cell.head_dim)
+    return Call(q, k, v, options=Options(cell.order, cell.is_causal, scale=scale, out_dtype=dtype))
 
 
 def _sgemm() -> Callable[[], object]:

@@ -25,7 +25,8 @@ class RunConfig:
     model: ModelPreset
     train: TrainPreset
     scale: str = setting("of fastmax", default=Options.scale, choices=SCALES)
-    decay: str = setting("of fastmax, in both directions", default=Options.decay, choices=DECAYS)
+    decay: str = setting("of fastmax and softmax, in both directions", default=Options.decay, choices=DECAYS)
+    standardized: bool = setting("of softmax: standardized queries and keys", default=Options.standardized)
     dropout_mode: str = setting("of fastmax", default=Options.dropout_mode, choices=DROPOUT_MODES)
     seed: int = setting("of weights, order and dropout", default=0, at_least=0, below=2**63)
     length: int | None = setting("cut sequences to so many tokens", default=None, at_least=1)
@@ -73,7 +74,8 @@ class RunConfig:
         from fastmax.lra.model import attention_options, classifier  # needs torch, which a configuration does not
 
         options = attention_options(
-            self.model, Options(scale=self.scale, decay=self.decay, dropout_mode=self.dropout_mode)
+            self.model,
+            Options(scale=self.scale, decay=self.decay, dropout_mode=self.dropout_mode, standardized=self.standardized),
         )
         return classifier(self.task_shape(), self.model, self.attention, options=options, quirks=self.quirks)
 

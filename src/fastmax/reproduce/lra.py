@@ -19,13 +19,6 @@ MAIN: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 """The attentions that matter most, and what they set; the first two of a task are the pair to compare."""
 OTHERS = ("linear", "performer", "reformer", "informer")
-SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("fastmax2, paper's scale", {"attention": "fastmax2", "scale": "paper"}),
-    ("fastmax2, learned scale", {"attention": "fastmax2", "scale": "learned"}),
-    ("fastmax4", {}),
-    ("fastmax2, gate", {"attention": "fastmax2", "decay": "gated"}),
-)
-"""Beside those of `MAIN`, where scale, order and decay are compared."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +77,6 @@ def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
         else:
             short = replace(of, steps=of.short, short=None)
             result += [item(task, name, {}, 0, short, "short") for name in SEVEN]
-    if budget != "quick":
-        result += [
-            item(task, name, changes, 0, tasks[task]) for task in ("image", "listops") for name, changes in SETTINGS
-        ]
     return result
 
 
