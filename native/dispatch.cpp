@@ -19,6 +19,9 @@ struct Level {
 }  // namespace
 
 #if defined(__x86_64__)
+#if defined(FM_HAS_V4_BF16)
+FM_DECLARE(level_v4_bf16)
+#endif
 FM_DECLARE(level_v4)
 FM_DECLARE(level_v3)
 FM_DECLARE(level_v2)
@@ -34,6 +37,9 @@ static const Level* levels(int64_t* count) {
                          __builtin_cpu_supports("f16c");
   static const bool v2 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt");
   static const Level all[] = {
+#if defined(FM_HAS_V4_BF16)
+      {"x86-64-v4-bf16", v4 && v3 && v2 && __builtin_cpu_supports("avx512bf16"), &level_v4_bf16::kernels},
+#endif
       {"x86-64-v4", v4 && v3 && v2, &level_v4::kernels},
       {"x86-64-v3", v3 && v2, &level_v3::kernels},
       {"x86-64-v2", v2, &level_v2::kernels},

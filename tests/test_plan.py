@@ -8,6 +8,7 @@ import pytest
 
 from fastmax.features import feature_count
 from fastmax.plan import (
+    BF16_SPEED,
     RULE,
     Accumulate,
     Attend,
@@ -31,7 +32,9 @@ def section(number: int) -> str:
 
 ROWS = [
     [int(x) for x in row.groups()]
-    for row in re.finditer(r"^\| (\d+) \| (\d) \| (\d+) \| (\d+) \| (\d+) \|$", section(3), re.MULTILINE)
+    for row in re.finditer(
+        r"^\| (\d+) \| (\d) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", section(3), re.MULTILINE
+    )
 ]
 
 
@@ -41,14 +44,16 @@ def test_the_page_speaks_of_the_rule() -> None:
     assert len(ROWS) >= 6
 
 
-@pytest.mark.parametrize(("dim", "order", "features", "unmasked", "causal"), ROWS)
+@pytest.mark.parametrize(("dim", "order", "features", "unmasked", "causal", "unmasked_bf16", "causal_bf16"), ROWS)
 def test_the_table_of_the_longest_dense_sequences(
-    dim: int, order: int, features: int, unmasked: int, causal: int
+    dim: int, order: int, features: int, unmasked: int, causal: int, unmasked_bf16: int, causal_bf16: int
 ) -> None:
     assert feature_count(dim, order) == features
-    for is_causal, longest in ((False, unmasked), (True, causal)):
-        assert cheaper_form(longest, longest, dim, dim, order, is_causal) == "dense"
-        assert cheaper_form(longest + 1, longest + 1, dim, dim, order, is_causal) == "factorized"
+    longest = {(False, 1.0): unmasked, (True, 1.0): causal}
+    longest |= {(False, BF16_SPEED): unmasked_bf16, (True, BF16_SPEED): causal_bf16}
+    for (is_causal, speed), n in longest.items():
+        assert cheaper_form(n, n, dim, dim, order, is_causal, speed) == "dense"
+        assert cheaper_form(n + 1, n + 1, dim, dim, order, is_causal, speed) == "factorized"
 
 
 def parsed(kind: str, values: str) -> Step:

@@ -17,7 +17,7 @@ cp "$build/_kernels.so" "$build/src/fastmax/backends/native/_kernels.so"
 
 cd "$root"
 # Without site (-S), for an editable install would put the everyday package in front of the copy.
-packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+packages=$("$python" -c 'import os, sys; print(":".join(x for x in sys.path if os.path.basename(x) == "site-packages"))')
 sanitized() {
   # Leaks are not looked for: the interpreter itself has them.
   LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)" \
@@ -29,6 +29,9 @@ from fastmax.backends import native
 found = find_spec('fastmax.backends.native._kernels').origin
 assert found == '$build/src/fastmax/backends/native/_kernels.so', found
 print('sanitized kernels:', native.describe())"
-# One test measures memory, which the sanitizers change.
-sanitized -m pytest -p no:cacheprovider tests/backends -k "not chunked" \
+# Every level and form, dropout, decays, steps of decoding; prepared calls and states; one test measures memory, which the
+# sanitizers change. Kernels that Triton's interpreter or a GPU runs are not built here.
+sanitized -m pytest -p no:cacheprovider tests/backends tests/test_eager_path.py tests/state -k "not chunked and not triton" \
   --deselect tests/backends/test_native.py::test_scratch_memory_is_small "$@"
+# Random calls, prepared ones and decoding, on sizes that no test has.
+sanitized -m tools.fuzz --backend native --seed 4000000 --cases 400 --minutes 30

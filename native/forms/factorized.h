@@ -200,11 +200,13 @@ struct FactorizedForm {
     const int64_t diagonal = s * W;
     const T* fading = fade_pairs(s, dense.count);
     if (pass == Pass::outputs) {
-      weights(sizes.shape, dense, x, diagonal, fading, weights_);
+      weigh<T>(sizes.shape, dense, x, diagonal, fading, weights_, nullptr);
       weighted_sum(sizes.shape, dense, weights_, diagonal, queries.out_of(s));
     } else {
-      argument_grads(sizes.shape, dense, x, queries.w_transposed_of(s), diagonal, fading, weights_);
-      query_grads(sizes.shape, dense, weights_, diagonal, queries.d_x_of(s));
+      weigh<T>(sizes.shape, dense, x, diagonal, fading, nullptr, weights_);
+      argument_grads(sizes.shape, dense, queries.w_transposed_of(s), diagonal, weights_);
+      add_products(dense.x, dense.x_pitch, sizes.shape.dim, (const T*)weights_, visible<T>(dense.count, diagonal),
+                   queries.d_x_of(s));
     }
   }
   // For the queries of a sub-chunk and the keys that they see; null without decay.
@@ -299,9 +301,8 @@ struct FactorizedForm {
     const int64_t stride = (int64_t)sizes.chunk * W;
     for (int s = 0; s < queries.subs; s++) {
       const T* fading = fade_pairs(s, dense.count);
-      weights(sizes.shape, dense, queries.x_transposed_of(s), s * W, fading, weights_ + s * stride);
-      argument_grads(sizes.shape, dense, queries.x_transposed_of(s), queries.w_transposed_of(s), s * W, fading,
-                     slopes + s * stride);
+      weigh(sizes.shape, dense, queries.x_transposed_of(s), s * W, fading, weights_ + s * stride, slopes + s * stride);
+      argument_grads(sizes.shape, dense, queries.w_transposed_of(s), s * W, slopes + s * stride);
     }
     key_grads(dense.count, 0, slopes, stride, queries.subs, queries.x, sizes.x_pitch, sizes.shape.dim, d_x, sizes.dim_pitch);
     key_grads(dense.count, 0, weights_, stride, queries.subs, queries.w, sizes.u_pitch, value_channels(), d_u, sizes.u_pitch);

@@ -15,6 +15,7 @@ struct QueryChunk {
   int64_t first = 0, head = 0;
   int count = 0, subs = 0;
   T scale = 1;
+  bool rounds_grads = false;  // w to bf16, but for the part of the denominator, which is made of the rounded ones
 
   void take(Workspace& workspace, const Sizes<T>& s, int64_t capacity, bool grads) {
     sizes = &s;
@@ -83,6 +84,7 @@ struct QueryChunk {
         multiply_row(wn, 1 / g, value_dim);
       else
         memset(wn, 0, value_dim * sizeof(T));
+      for (int i = 0; rounds_grads && i < value_dim; i++) wn[i] = (T)from_bf16(to_bf16((float)wn[i]));
       memset(wn + value_dim, 0, (sizes->u_pitch - value_dim) * sizeof(T));
       if (used) wn[value_dim] = -dot((const T*)wn, (const T*)o + (int64_t)n * columns, value_dim);
       if (!c.d_g.data) continue;

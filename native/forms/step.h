@@ -2,17 +2,22 @@
 #pragma once
 #include "tiles/dense.h"
 #include "tiles/features.h"
+#include "tiles/standardize.h"
 
 namespace FM_LEVEL {
 
-// phi of the public layout: by degree, then lexicographic, x^a / sqrt(a!).
+// phi of the public layout: by degree, then lexicographic, x^a / sqrt(a!). Whole vectors are written: up to LANES - 1 numbers
+// behind the last.
 template <class T>
 void public_features(const T* x, int dim, int order, T* out) {
+  constexpr int L = LANES<T>;
+  T padded[FM_MAX_DIM + L] = {};
+  memcpy(padded, x, dim * sizeof(T));
   *out++ = 1;
-  for (int i = 0; i < dim; i++) *out++ = x[i];
+  memcpy(out, x, dim * sizeof(T));
+  out += dim;
   for (int m = 0; order == 2 && m < dim; m++) {
-    const T xm = x[m];
-    for (int i = m; i < dim; i++) out[i - m] = xm * x[i];
+    for (int i = m; i < dim; i += L) store(out + i - m, load(padded + i) * padded[m]);
     out[0] *= (T)ROOT_HALF;
     out += dim - m;
   }
@@ -104,12 +109,18 @@ void read_rows(T* rows, int columns, int count, const T* q, const Joining<T>& jo
   while (columns - j > 0) some(Int<0>{}, Int<1>{});
 }
 
-// f(s) = sum of s^l / l! of one number.
+// weights[n] = f(q . k[n]) for `count` keys, LANES of them at a time: numbers up to the next multiple of LANES are written.
 template <class T>
-FM_INLINE T similarity_of_one(T s, int order) {
-  T f = 1;
-  for (int degree = order; degree > 0; degree--) f = 1 + s * f / (T)degree;
-  return f;
+void weigh_keys(const T* q, const T* k, int dim, int order, int64_t count, T* weights) {
+  constexpr int L = LANES<T>;
+  for (int64_t n = 0; n < count; n += L) {
+    Vec<T> parts[L];
+    for (int i = 0; i < L; i++) parts[i] = n + i < count ? dot_lanes(q, k + (n + i) * dim, dim) : Vec<T>{};
+    const Vec<T> s = sums<T>(parts);
+    with_order(order, [&](auto Order) __attribute__((always_inline)) {
+      store(weights + n, similarity<T, decltype(Order)::value>(s));
+    });
+  }
 }
 
 }  // namespace FM_LEVEL

@@ -6,8 +6,10 @@
 
 namespace FM_LEVEL {
 
-template <class T>
+template <class Form>
 class DensePass {
+  using T = typename Form::T;
+
  public:
   // d_scale is [heads][segments][groups], for gradients only.
   DensePass(const Heads& heads, const FmPool& pool, bool grads, double* d_scale)
@@ -41,7 +43,7 @@ class DensePass {
 
   struct Worker {
     const DensePass& pass;
-    DenseForm<T> form;
+    Form form;
     T *d_x = nullptr, *d_u = nullptr;
     Workspace workspace;
 
@@ -64,7 +66,7 @@ class DensePass {
       const int64_t i = item / pass.heads.segments, part = item % pass.heads.segments;
       if (!pass.heads.is_dense(i)) return;
       const Head head = pass.heads.head(i);
-      const Range queries = pass.heads.segment(head.queries, part, DenseForm<T>::QUERIES);
+      const Range queries = pass.heads.segment(head.queries, part, Form::QUERIES);
       worker.form.load_keys(head);
       if (!pass.grads) return worker.form.outputs(head, queries.begin, queries.end);
       T *d_x = worker.d_x, *d_u = worker.d_u;

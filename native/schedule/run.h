@@ -30,7 +30,14 @@ class Run {
   const FmPool& pool;
   const Heads heads;
 
-  bool dense(bool grads, double* d_scale) { return !heads.any(true) || DensePass<T>(heads, pool, grads, d_scale).run(); }
+  bool dense(bool grads, double* d_scale) {
+    if (!heads.any(true)) return true;
+#if defined(FM_BF16_PAIRS)
+    if (sizeof(T) == sizeof(float) && Bf16Products::serve(call))
+      return DensePass<DenseForm<Bf16Products>>(heads, pool, grads, d_scale).run();
+#endif
+    return DensePass<DenseForm<Products<T>>>(heads, pool, grads, d_scale).run();
+  }
   bool factorized(Pass pass, const void* from, void* to, double* d_scale) {
     return !heads.any(false) || FactorizedPass<T>(heads, pool, pass, from, to, d_scale).run();
   }

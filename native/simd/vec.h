@@ -70,7 +70,8 @@ FM_INLINE void with_rows(int n, const F& f) {
 // Cuts `total` rows into tiles of nearly equal height: 13 rows as 5 + 4 + 4, not 6 + 6 + 1, which would starve the units.
 struct Tiles {
   int count, low, higher;  // the first `higher` tiles have one row more than `low`
-  explicit Tiles(int total) : count((total + ROWS - 1) / ROWS), low(count ? total / count : 0), higher(total - low * count) {}
+  explicit Tiles(int total, int most = ROWS)
+      : count((total + most - 1) / most), low(count ? total / count : 0), higher(total - low * count) {}
   int start(int i) const { return i * low + (i < higher ? i : higher); }
   int rows(int i) const { return low + (i < higher); }
 };
@@ -124,11 +125,6 @@ FM_INLINE void add_tile(Vec<T> (&acc)[R][2], T* p, T* lost, ptrdiff_t pitch, T f
       store(at, after);
       store(rest, (after - before) - y);
     }
-}
-template <class T, int R>
-FM_INLINE void multiply_tile(Vec<T> (&acc)[R][2], const T* p, ptrdiff_t pitch) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++) acc[r][0] *= load(p + r * pitch), acc[r][1] *= load(p + r * pitch + LANES<T>);
 }
 template <class T, int R>
 FM_INLINE void store_tile(const Vec<T> (&acc)[R][2], T* p, ptrdiff_t pitch) {

@@ -2,38 +2,36 @@
 //
 // Queries lie in sub-chunks of W tokens, [channels][W]; keys lie in rows. Weights are kept as [keys][W] per sub-chunk.
 #pragma once
-#include "simd/vec.h"
+#include <initializer_list>
+
+#include "simd/bf16.h"
 
 namespace FM_LEVEL {
 
 // f(s) = sum of s^l / l!
-template <class T, int R, int Order>
-FM_INLINE void similarity_of(Vec<T> (&s)[R][2], Int<Order>) {
+template <class T, int Order>
+FM_INLINE Vec<T> similarity(Vec<T> s) {
   const Vec<T> one = broadcast((T)1);
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-    for (int h = 0; h < 2; h++) {
-      const Vec<T> x = s[r][h];
-      Vec<T> f = one;
-      if constexpr (Order > 3) f = one + x * (T)0.25;
-      if constexpr (Order > 2) f = one + x * (T)(1.0 / 3) * f;
-      if constexpr (Order > 1) f = one + x * (T)0.5 * f;
-      if constexpr (Order > 0) f = one + x * f;
-      s[r][h] = f;
-    }
+  Vec<T> f = one;
+  if constexpr (Order > 3) f = one + s * (T)0.25;
+  if constexpr (Order > 2) f = one + s * (T)(1.0 / 3) * f;
+  if constexpr (Order > 1) f = one + s * (T)0.5 * f;
+  if constexpr (Order > 0) f = one + s * f;
+  return f;
 }
-template <class T, int R>
-FM_INLINE void similarity(Vec<T> (&s)[R][2], int order) {
+// f(Int<order>) for an order, or that of a derivative, known only at run time: 0 to 4. The usual ones come first.
+template <class F>
+FM_INLINE void with_order(int order, const F& f) {
   if (order == 2)
-    similarity_of<T, R>(s, Int<2>{});
+    f(Int<2>{});
   else if (order == 1)
-    similarity_of<T, R>(s, Int<1>{});
+    f(Int<1>{});
   else if (order == 0)
-    similarity_of<T, R>(s, Int<0>{});
+    f(Int<0>{});
   else if (order == 3)
-    similarity_of<T, R>(s, Int<3>{});
+    f(Int<3>{});
   else if (order == 4)
-    similarity_of<T, R>(s, Int<4>{});
+    f(Int<4>{});
 }
 
 // Keys and values as rows, and the values packed, or null: then they are used as rows.
@@ -67,10 +65,26 @@ FM_INLINE int visible(int count, int64_t diagonal) {
   return (int)max(0, min(count, diagonal + WIDE<T>));
 }
 
-// weights[key][W] = f(k . x) for one sub-chunk x, [dim][W], times `fading`, [key][W], unless null. A few rows behind the last
-// visible key become zeros, so that tiles of keys need not end there.
+// out[r] = f(s[r]), of the given order, times fading[r] unless null; zero for queries before the key `first` + r.
+template <class T, int R>
+FM_INLINE void store_similarity(const Vec<T> (&s)[R][2], int order, const T* fading, int64_t first, int64_t diagonal, T* out) {
+  constexpr int W = WIDE<T>, L = LANES<T>;
+  with_order(order, [&](auto Order) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+      for (int h = 0; h < 2; h++) {
+        const Vec<T> f = similarity<T, decltype(Order)::value>(s[r][h]);
+        store(out + r * W + h * L, fading ? f * load(fading + r * W + h * L) : f);
+      }
+  });
+  if (first + R > diagonal)
+    for (int r = 0; r < R; r++) mask_row(out + r * W, first + r, diagonal);
+}
+
+// weights[key][W] = f(k . x) for one sub-chunk x, [dim][W], times `fading`, [key][W], unless null; slopes the same for f'.
+// Either may be null. A few rows behind the last visible key become zeros, so that tiles of keys need not end there.
 template <class T>
-void weights(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t diagonal, const T* fading, T* out) {
+void weigh(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t diagonal, const T* fading, T* weights, T* slopes) {
   constexpr int W = WIDE<T>;
   const int count = visible<T>(keys.count, diagonal);
   const Tiles tiles(count);
@@ -81,14 +95,13 @@ void weights(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t dia
       Vec<T> acc[n][2];
       clear<T, n>(acc);
       multiply<T, n>(acc, keys.x + first * keys.x_pitch, 1, keys.x_pitch, x, W, shape.dim);
-      similarity<T, n>(acc, shape.order);
-      if (fading) multiply_tile<T, n>(acc, fading + first * W, W);
-      store_tile<T, n>(acc, out + first * W, W);
-      if (first + n > diagonal)
-        for (int r = 0; r < n; r++) mask_row(out + (first + r) * W, first + r, diagonal);
+      const T* fades = fading ? fading + first * W : nullptr;
+      if (slopes) store_similarity<T, n>(acc, shape.order - 1, fades, first, diagonal, slopes + first * W);
+      if (weights) store_similarity<T, n>(acc, shape.order, fades, first, diagonal, weights + first * W);
     });
   }
-  memset(out + (int64_t)count * W, 0, (min(keys.count, count + ROWS) - count) * W * sizeof(T));
+  for (T* to : {weights, slopes})
+    if (to) memset(to + (int64_t)count * W, 0, (min(keys.count, count + ROWS) - count) * W * sizeof(T));
 }
 
 // out[columns][W] += u^T weights
@@ -111,13 +124,10 @@ void weighted_sum(const Shape<T>& shape, const Keys<T>& keys, const T* weights, 
   }
 }
 
-// Gradients of the weights' arguments: out[key][W] = f'(s) (u . w), for w[columns][W] the gradient of the sums.
+// From derivatives f'(s), [key][W], to gradients of s, in place: times u . w, for w[columns][W] the gradient of the sums.
 template <class T>
-void argument_grads(const Shape<T>& shape, const Keys<T>& keys, const T* x, const T* w, int64_t diagonal, const T* fading,
-                    T* out) {
+void argument_grads(const Shape<T>& shape, const Keys<T>& keys, const T* w, int64_t diagonal, T* slopes) {
   constexpr int W = WIDE<T>, L = LANES<T>;
-  const Shape<T> derivative{shape.dim, shape.columns, shape.order - 1};
-  weights(derivative, keys, x, diagonal, fading, out);
   const int count = visible<T>(keys.count, diagonal);
   const Tiles tiles(count);
   for (int t = 0; t < tiles.count; t++) {
@@ -130,37 +140,36 @@ void argument_grads(const Shape<T>& shape, const Keys<T>& keys, const T* x, cons
 #pragma GCC unroll 16
       for (int r = 0; r < n; r++)
         for (int h = 0; h < 2; h++) {
-          T* at = out + (first + r) * W + h * L;
+          T* at = slopes + (first + r) * W + h * L;
           store(at, load(at) * acc[r][h]);
         }
     });
   }
 }
 
-// d_x[dim][W] += k^T grads, for grads[key][W] from argument_grads.
-template <class T>
-void query_grads(const Shape<T>& shape, const Keys<T>& keys, const T* grads, int64_t diagonal, T* d_x) {
+// out[rows][W] += sum over the first `count` of a[..][row] * b[..][W], numbers or pairs of such: of keys and their gradients for
+// those of queries, for example.
+template <class T, class E>
+void add_products(const E* a, int64_t a_pitch, int rows, const E* b, int64_t count, T* out) {
   constexpr int W = WIDE<T>;
-  const int count = visible<T>(keys.count, diagonal);
-  const Tiles tiles(shape.dim);
-  for (int t = 0; t < tiles.count; t++) {
-    T* o = d_x + tiles.start(t) * W;
+  const Tiles tiles(rows);
+  for (int t = 0; t < tiles.count; t++)
     with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
       constexpr int n = decltype(R)::value;
       Vec<T> acc[n][2];
       clear<T, n>(acc);
-      multiply<T, n>(acc, keys.x + tiles.start(t), keys.x_pitch, 1, grads, W, count);
-      add_tile<T, n>(acc, o, W);
+      multiply<T, n>(acc, a + tiles.start(t), a_pitch, 1, b, W, count);
+      add_tile<T, n>(acc, out + (int64_t)tiles.start(t) * W, W);
     });
-  }
 }
 
-// out[key][channels] += sum over queries of m[sub][key][W] * rows[query][channels], for the `count` keys of a tile: m is
-// weights, with rows = w, for the values, or argument_grads, with rows = queries, for the keys. `m` has `stride` per sub-chunk.
-template <class T>
-void key_grads(int count, int64_t diagonal, const T* m, int64_t stride, int subs, const T* rows, int64_t pitch, int channels,
+// out[key][channels] += sum over queries of m[sub][key][query] * rows[query][channels], for the `count` keys of a tile: m is
+// weights, with rows = w, for the values, or argument_grads, with rows = queries, for the keys; or both in pairs of queries. `m`
+// has `stride` per sub-chunk.
+template <class T, class E>
+void key_grads(int count, int64_t diagonal, const E* m, int64_t stride, int subs, const E* rows, int64_t pitch, int channels,
                T* out, int64_t out_pitch) {
-  constexpr int W = WIDE<T>;
+  constexpr int W = WIDE<T>, STEPS = W / TERMS<E>;
   const Tiles tiles(count);
   for (int c = 0; c < channels; c += W)
     for (int t = 0; t < tiles.count; t++) {
@@ -171,7 +180,7 @@ void key_grads(int count, int64_t diagonal, const T* m, int64_t stride, int subs
         clear<T, n>(acc);
         for (int64_t sub = 0; sub < subs; sub++)
           if (visible<T>(count, diagonal + sub * W) > first)
-            multiply<T, n>(acc, m + sub * stride + first * W, 1, W, rows + sub * W * pitch + c, pitch, W);
+            multiply<T, n>(acc, m + sub * stride + first * STEPS, 1, STEPS, rows + sub * STEPS * pitch + c, pitch, STEPS);
         add_tile<T, n>(acc, out + first * out_pitch + c, out_pitch);
       });
     }

@@ -8,16 +8,21 @@ namespace FM_LEVEL {
 FM_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
 FM_INLINE double square_root(double x) { return __builtin_sqrt(x); }
 
+// A dot product as a vector whose lanes are to be added up.
 template <class T>
-FM_INLINE T dot(const T* x, const T* y, int n) {
+FM_INLINE Vec<T> dot_lanes(const T* x, const T* y, int n) {
   constexpr int L = LANES<T>;
   Vec<T> a{}, b{};
   int i = 0;
   for (; i + 2 * L <= n; i += 2 * L) a += load(x + i) * load(y + i), b += load(x + i + L) * load(y + i + L);
   for (; i + L <= n; i += L) a += load(x + i) * load(y + i);
-  T total = horizontal_sum<T>(a + b);
-  for (; i < n; i++) total += x[i] * y[i];
-  return total;
+  a += b;
+  for (; i < n; i++) a[0] += x[i] * y[i];
+  return a;
+}
+template <class T>
+FM_INLINE T dot(const T* x, const T* y, int n) {
+  return horizontal_sum<T>(dot_lanes(x, y, n));
 }
 
 template <class T>
@@ -32,7 +37,9 @@ FM_INLINE void multiply_row(T* x, T by, int n) {
 template <class T, class F>
 FM_INLINE void with_vectors(int n, const F& f) {
   constexpr int L = LANES<T>;
-  if (n == 4 * L)
+  if (n == 2 * L)
+    f(Int<2>{});
+  else if (n == 4 * L)
     f(Int<4>{});
   else if (n == 8 * L)
     f(Int<8>{});

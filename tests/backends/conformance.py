@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fastmax import backends, dropout, ops
 from fastmax.backends import Backend
+from fastmax.backends.native import abi
 from fastmax.call import Call, InputGrads, Options, OutputGrads
 from fastmax.core import normalized, similarity
 from fastmax.plan import FORMS, Plan
@@ -68,8 +69,15 @@ class Variant(NamedTuple):
         )
 
     def precision(self, call: Call) -> torch.dtype | None:
-        """What products are rounded to where that is less than fp32: tensor cores take half precision as it is."""
+        """What products are rounded to where that is less than fp32: tensor cores take half precision as it is.
+
+        So do the pairs of a CPU in the dense form; where there are states or decays it has none.
+        """
         kinds = {call.q.dtype, call.k.dtype, call.v.dtype}
+        if self.level == abi.BF16_LEVEL and self.form == "dense":
+            narrow = kinds | {call.options.out_dtype} == {torch.bfloat16}
+            plain = call.log_decay is None and not call.drops_features and not _has_state(call)
+            return torch.bfloat16 if narrow and plain else None
         if self.name != "triton" or not kinds <= {torch.bfloat16, torch.float16}:
             return None
         return torch.bfloat16 if kinds == {torch.bfloat16} else torch.float16

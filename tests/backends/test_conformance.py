@@ -106,6 +106,24 @@ def test_the_usual_head_sizes_in_fp32(variant: Variant, dim: int) -> None:
 
 
 @each
+@pytest.mark.parametrize("keys", ["apart", "one", "the same", "a cluster", "two clusters"])
+def test_half_precision_where_terms_cancel(variant: Variant, keys: str) -> None:
+    """Few keys, or keys that are alike, at scale 1: weights near 1/2 among terms of D² / 2."""
+    q, k, v = (randn(1, 2, 99, 64) for _ in range(3))
+    if keys == "one":
+        k, v = k[:, :, :1], v[:, :, :1]
+    elif keys == "the same":
+        k = k[:, :, :1].expand_as(k)
+    elif keys != "apart":
+        middles = k[:, :, : 1 if keys == "a cluster" else 2].repeat(1, 1, 99, 1)[:, :, :99]
+        k = middles + 0.05 * k
+    for dtype in (torch.bfloat16, torch.float16):
+        for is_causal in (False, True):
+            halves = [x.to(dtype) for x in (q, k, v + 1)]
+            check_or_skip(variant, make(*halves, scale=1.0, is_causal=is_causal))
+
+
+@each
 @pytest.mark.parametrize("mode", dropout.MODES)
 @pytest.mark.parametrize("dim", [5, 20])
 def test_dropout_keeps_what_it_says(variant: Variant, mode: str, dim: int) -> None:

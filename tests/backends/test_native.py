@@ -53,6 +53,40 @@ def test_half_types_convert_as_torch_does(dtype: torch.dtype) -> None:
                 assert torch.equal(o, v.to(out))
 
 
+@pytest.mark.skipif(abi.BF16_LEVEL not in native.levels(), reason="this processor does not multiply pairs of bf16")
+@pytest.mark.parametrize(
+    ("dim", "value_dim", "n"), [(64, 64, 500), (33, 17, 97), (128, 32, 193), (1, 1, 5), (32, 5, 1)]
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_products_of_bf16_pairs(dim: int, value_dim: int, n: int, is_causal: bool) -> None:
+    """At most thrice the error of the same form in torch with every factor of a product rounded to bf16."""
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return x + (x.bfloat16().to(x.dtype) - x).detach()
+
+    inputs = [randn(1, 2, n, size, dtype=torch.bfloat16) for size in (dim, dim, value_dim)]
+    call = make(*inputs, is_causal=is_causal, scale=1.0, out_dtype=torch.bfloat16)
+    grads = output_grads(call)._replace(g=None, state=None)
+    assert grads.o is not None
+    results = []
+    for dtype, cut in ((torch.float64, lambda x: x), (torch.float32, rounded)):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        x, y = (cut(standardize(leaf)) for leaf in leaves[:2])
+        s = x @ y.mT
+        weights = cut(1 + s + s * s / 2)
+        weights = weights.tril() if is_causal else weights
+        o = weights @ leaves[2] / weights.sum(-1, keepdim=True)
+        results.append([cut(z).detach() for z in (o, *torch.autograd.grad(o, leaves, grads.o.to(dtype)))])
+    plan = Plan("dense", level=abi.BF16_LEVEL)
+    o, g, _ = native.forward(call, plan)
+    found = native.backward(call, plan, o, g, grads)
+    if n > 90:
+        assert not torch.equal(g, native.forward(call, Plan("dense", level="x86-64-v4"))[1]), "these must be rounded"
+    for actual, exact, by_torch in zip((o, *found[:3]), *results, strict=True):
+        bound = 3 * (by_torch.double() - exact).abs().max() + torch.finfo(torch.bfloat16).eps * exact.abs().max()
+        assert (actual.double() - exact).abs().max() <= bound
+
+
 def test_an_unknown_level_is_refused() -> None:
     q = randn(1, 1, 3, 4)
     with pytest.raises(ValueError, match=r"level must be one that runs here.*got 'sse9'"):

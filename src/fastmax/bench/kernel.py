@@ -1,7 +1,7 @@
 """`fastmax bench kernel`: the native kernel against sgemm, softmax attention and plain PyTorch, over a grid of shapes."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -11,9 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from fastmax import _cells, fastmax_attention
 from fastmax._cells import Cell, sgemm_flops
 from fastmax._progress import Progress
-from fastmax._settings import setting
 from fastmax.backends import native
 from fastmax.bench.measure import Timing, interleave, seconds, write
+from fastmax.bench.selection import Selection
 from fastmax.call import Call, Options, OutputGrads
 from fastmax.core import default_scale
 from fastmax.plan import Plan
@@ -27,19 +27,6 @@ LONGEST = 10.0
 
 FULL_TOKENS = tuple(1 << n for n in range(7, 18))
 QUICK_TOKENS = (128, 1024, 8192)
-
-
-@dataclass(frozen=True)
-class Selection:
-    """A part of the grid; lengths and head dimensions may be any, also beside the grid."""
-
-    tokens: tuple[int, ...] | None = setting("only these lengths, any", default=None, at_least=1, at_most=1 << 22)
-    head_dim: tuple[int, ...] | None = setting(
-        "only these head dimensions, any", default=None, metavar="D", at_least=1, at_most=256
-    )
-    order: int | None = setting("only this order", default=None, at_least=1, at_most=2)
-    dtype: str | None = setting("only this dtype", default=None, choices=("float32", "bfloat16"))
-    device: str = setting("the native kernel, or the Triton backend on a GPU", default="cpu", choices=("cpu", "cuda"))
 
 
 def full_grid(only: Selection) -> Iterator[Cell]:
@@ -79,7 +66,8 @@ def run(out: str | None, quick: bool, only: Selection | None = None) -> dict[str
     with Progress(len(cells) + 1) as bar:
         for cell in cells:
             bar.step(f"N = {cell.tokens:,}, D = {cell.head_dim}, order {cell.order}, {cell.dtype}")
-            measured["cells"].append(asdict(cell) | {"seconds": seconds(_measure(cell, pace, quick))})
+            timings = seconds(_measure(cell, pace, quick))
+            measured["cells"].append(asdict(cell) | {"form": native.form(_call(cell)), "seconds": timings})
             write(out, measured)
         bar.step("threads")
         measured["threads"] = _threads(2 if quick else 8)
@@ -116,12 +104,9 @@ def _measure(cell: Cell, pace: float, quick: bool) -> dict[str, Timing]:
 
 def _contestants(cell: Cell) -> dict[str, Callable[[], object]]:
     """Each one forward pass, or one forward and one backward pass."""
-    dtype = getattr(torch, cell.dtype)
-    # (B, N, H, D) projections, transposed: what models pass
-    shape = (1, cell.tokens, cell.heads, cell.head_dim)
-    q, k, v, do = (torch.randn(shape).to(dtype).transpose(1, 2) for _ in range(4))
-    scale = default_scale(cell.order, cell.head_dim)
-    p = Call(q, k, v, options=Options(cell.order, cell.is_causal, scale=scale, out_dtype=dtype))
+    p = _call(cell)
+    q, k, v, dtype = p.q, p.k, p.v, p.q.dtype
+    do = torch.randn_like(q)
 
     def kernel(form: str) -> Callable[[], object]:
         def call() -> None:
@@ -151,6 +136,15 @@ def _contestants(cell: Cell) -> dict[str, Callable[[], object]]:
         "native": op(fastmax_attention, order=cell.order, backend="native"),
         **wider,
     }
+
+
+def _call(cell: Cell) -> Call:
+    dtype = getattr(torch, cell.dtype)
+    # (B, N, H, D) projections, transposed: what models pass
+    shape = (1, cell.tokens, cell.heads, cell.head_dim)
+    q, k, v = (torch.randn(shape).to(dtype).transpose(1, 2) for _ in range(3))
+    scale = default_scale(cell.order, cell.head_dim)
+    return Call(q, k, v, options=Options(cell.order, cell.is_causal, scale=scale, out_dtype=dtype))
 
 
 def _sgemm() -> Callable[[], object]:

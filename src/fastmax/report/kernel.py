@@ -75,7 +75,7 @@ def _least_seconds_of_flops(cell: dict[str, Any]) -> float:
 
 
 def _flops(cell: dict[str, Any]) -> float:
-    shape = Cell(**{name: value for name, value in cell.items() if name != "seconds"})
+    shape = Cell(**{name: value for name, value in cell.items() if name not in ("seconds", "form")})
     return min(shape.dense_flops, shape.factorized_flops)
 
 
@@ -96,9 +96,9 @@ def rule(cells: list[dict[str, Any]]) -> str:
 
 
 def _picked(cell: dict[str, Any]) -> str:
-    return cheaper_form(
-        cell["tokens"], cell["tokens"], cell["head_dim"], cell["head_dim"], cell["order"], cell["is_causal"]
-    )
+    """The form that was picked; older files do not say it, and are of the rule for fp32."""
+    tokens, dim = cell["tokens"], cell["head_dim"]
+    return str(cell.get("form") or cheaper_form(tokens, tokens, dim, dim, cell["order"], cell["is_causal"]))
 
 
 def _row(cell: dict[str, Any]) -> list[str]:

@@ -11,7 +11,9 @@ from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.decay import log_decay_grads, rows_part
 from fastmax.plan import RULE, Plan, dense_is_hopeless
 
-__all__ = ["backward", "can_step", "describe", "forward", "levels", "prepare", "prepare_step", "unsupported"]
+__all__ = [
+    "backward", "can_step", "describe", "form", "forward", "levels", "prepare", "prepare_step", "unsupported",
+]  # fmt: skip
 
 
 def describe() -> str:
@@ -27,6 +29,13 @@ def levels() -> tuple[str, ...]:
     """The instruction set levels that run here, the best first."""
     library = abi.load()
     return () if isinstance(library, str) else library.running
+
+
+def form(call: Call) -> str:
+    """What the rule picks for a call of one sequence length and no state."""
+    o, g, _ = call.new_outputs()
+    chosen = PackedCall(call, RULE, o, g, has_state=False).uniform
+    return next(name for name, value in abi.FORMS.items() if value == chosen)
 
 
 def unsupported(call: Call) -> str | None:

@@ -19,6 +19,7 @@ NORMALIZATIONS = {"none": 0, "standardize": 1, "rms": 2}
 DROPOUTS = {None: 0, "standard": 1, "1d": 2, "quadratic": 3}
 FORMS = {"dense": 1, "factorized": 2}
 MAX_DIM = 256  # channels per head
+BF16_LEVEL = "x86-64-v4-bf16"  # whose dense form multiplies in bf16
 
 Fields = tuple[int, ...]
 """Consecutive fields of a structure; pointers are integers, 0 where there is none."""

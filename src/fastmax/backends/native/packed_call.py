@@ -7,7 +7,7 @@ from fastmax.backends.native import abi
 from fastmax.call import Call
 from fastmax.core import EPS
 from fastmax.dropout import dropped_of_2_16
-from fastmax.plan import Plan, cheaper_form, kernel_chunk
+from fastmax.plan import BF16_SPEED, Plan, cheaper_form, kernel_chunk
 
 
 class PackedCall:
@@ -105,5 +105,16 @@ def _form(call: Call, plan: Plan, queries: int, keys: int, needs_features: bool)
         return abi.FORMS["dense"]
     form = plan.form
     if form is None:
-        form = cheaper_form(queries, keys, call.q.shape[3], call.v.shape[3], order, call.options.is_causal)
+        speed = BF16_SPEED if _pairs_bf16(call, plan) else 1.0
+        form = cheaper_form(queries, keys, call.q.shape[3], call.v.shape[3], order, call.options.is_causal, speed)
     return abi.FORMS[form]
+
+
+def _pairs_bf16(call: Call, plan: Plan) -> bool:
+    """Whether the dense form multiplies in bf16: `Bf16Products::serve` of native/forms/products_bf16.h."""
+    if call.log_decay is not None or call.q.dtype != torch.bfloat16:
+        return False
+    library = abi.load()
+    assert not isinstance(library, str), library
+    all_bf16 = call.k.dtype == call.v.dtype == call.options.out_dtype == torch.bfloat16
+    return all_bf16 and (plan.level or library.running[0]) == abi.BF16_LEVEL
