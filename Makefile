@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself; nothing else on the machine is touched.
-.PHONY: demo test test-triton test-gpu check format bench sanitize fuzz clean
+.PHONY: demo test test-generic test-triton test-gpu check format docs package bench sanitize fuzz clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +15,7 @@ NATIVE := CMakeLists.txt $(shell find native -type f)
 
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,dev,docs,release]'
 	touch $@
 
 demo: $(STAMP)  ## the paper's experiments in miniature on this machine, and their report, in out/quick
@@ -24,6 +24,9 @@ demo: $(STAMP)  ## the paper's experiments in miniature on this machine, and the
 
 test: $(STAMP)  ## all tests, with the coverage that must hold
 	$(BIN)/python -m pytest --numprocesses 2 --cov --cov-fail-under 95
+
+test-generic: $(STAMP)  ## on a machine without our instruction levels: the kernel, the definition, the layers, the states, the command
+	$(BIN)/python -m pytest --numprocesses 2 tests/backends tests/nn tests/state tests/commands tests/data tests/test_*.py
 
 test-triton: $(STAMP)  ## the whole suite of the Triton backend in Triton's interpreter, all kernels compiled for all targets: about an hour
 	$(BIN)/python -m pytest --numprocesses 2 --interpreted -m interpreted tests/backends
@@ -39,6 +42,15 @@ check: $(STAMP)  ## format, lint, types
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(STAMP)  ## the documentation into site/, without network; a broken link, anchor or reference ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+package: $(STAMP)  ## the source distribution, the wheel made of it, and both tried in environments of their own; they are in dist/
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist/built .
+	$(BIN)/python tools/repair_wheel.py dist/built dist
+	$(BIN)/python -m pytest --numprocesses 0 --wheel "$$(ls dist/*.whl)" -m packaged tests/packaging
 
 bench: $(STAMP)  ## every benchmark; results go to results/
 	$(BIN)/fastmax bench core --out results/core.json
@@ -60,4 +72,4 @@ fuzz: $(STAMP)  ## random calls on every backend against the definition; MINUTES
 	$(BIN)/python -m tools.fuzz --minutes $(MINUTES) --seed $(SEED)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

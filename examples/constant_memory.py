@@ -13,13 +13,17 @@ from fastmax.bench.generate import run
 from fastmax.report.generate import draw, summary
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="write the measurements as JSON")
     parser.add_argument("--draw", metavar="FILE", type=Path, help="draw these measurements instead of taking new ones")
     parser.add_argument("--picture", help="where the picture goes, PNG or SVG")
     parser.add_argument("--quick", action="store_true", help="contexts up to 4,096 tokens only")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
     measured = run(options.out, options.quick) if options.draw is None else json.loads(options.draw.read_text())
     print(summary(measured))
     if options.picture:

@@ -86,6 +86,7 @@ def parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     p.add_argument("--distill-lr", type=float, default=2e-4)
     p.add_argument("--distill-train", choices=("queries_keys", "attention", "all"), default="all")
     p.add_argument("--checkpoint", type=Path, help="file to go on from, if the run is interrupted")
+    p.add_argument("--save-every", type=int, default=100, help="steps between two writings of the checkpoint")
     p.add_argument("--out", type=Path, help="append the result to this file of JSON lines")
     p.add_argument("--save", type=Path, help="save_pretrained to this folder")
     p.add_argument("--seed", type=int, default=0)
@@ -116,6 +117,7 @@ def run(
         distill=Stage(args.distill_steps, args.distill_lr, scale_lr=1e-2, gate_lr=1e-2, train=args.distill_train),
         loss=loss,
         checkpoint_path=args.checkpoint,
+        save_every=args.save_every,
         watch=watch,
     )
     print(done)

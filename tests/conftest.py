@@ -22,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--interpreted", action="store_true", help="the whole conformance suite in Triton's interpreter: slow"
     )
+    parser.addoption("--wheel", help="the wheel that `make package` has built: the tests of it")
     parser.addoption("--gpu-report", action="store_true", help="end with a line that says what ran on which GPU")
 
 
@@ -32,12 +33,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What the interpreter would take too long for is left out, unless it is asked for."""
-    if config.getoption("--interpreted"):
-        return
-    slow = [item for item in items if item.get_closest_marker("interpreted")]
-    items[:] = [item for item in items if item not in slow]
-    config.hook.pytest_deselected(items=slow)
+    """Unless they are asked for, what the interpreter would take too long for is left out, and what needs a wheel."""
+    markers = {"interpreted": "--interpreted", "packaged": "--wheel"}
+    out = [marker for marker, option in markers.items() if not config.getoption(option)]
+    left = [item for item in items if any(item.get_closest_marker(marker) for marker in out)]
+    items[:] = [item for item in items if item not in left]
+    config.hook.pytest_deselected(items=left)
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,11 @@
-"""Shared by the tests: random inputs, the one tolerance, and ways to force a form or a chunk."""
+"""Shared by the tests: random inputs, the one tolerance, ways to force a form or a chunk, and the examples as modules."""
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,6 +14,18 @@ from torch import Tensor
 from fastmax import api
 from fastmax.call import Options, normalization
 from fastmax.plan import RULE, Plan
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def example(name: str) -> ModuleType:
+    """A file of examples/, which is no package, as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float64, grad: bool = False) -> Tensor:

@@ -1,6 +1,5 @@
 """The examples run as a user runs them, at a tiny size."""
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -9,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+from tests.support import EXAMPLES, example
+
 TINY = ("--steps", "3", "--batch", "2", "--length", "16", "--layers", "1", "--width", "16", "--heads", "2")
 
 
@@ -21,12 +21,7 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def char_lm() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("char_lm", EXAMPLES / "char_lm.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example("char_lm")
 
 
 def test_the_text_is_made_up_and_softmax_is_compared_with() -> None:

@@ -15,7 +15,7 @@ import fastmax
 ROOT = Path(fastmax.__file__).parent
 
 LAYERS: list[list[set[str]]] = [
-    [{"_atomic_file", "_tensor_file"}, {"_progress"}, {"_settings"}, {"_torch_private"}],
+    [{"_atomic_file", "_tensor_file"}, {"_choices"}, {"_progress"}, {"_settings"}, {"_torch_private"}],
     [{"core", "features", "dropout", "call", "decay", "both_directions"}, {"data"}],
     [{"plan"}],
     [{"backends"}],

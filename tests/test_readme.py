@@ -1,4 +1,4 @@
-"""What the README shows is what happens."""
+"""What the README shows is what happens; tests/docs runs its blocks with those of the other pages."""
 
 import re
 import subprocess
@@ -10,11 +10,6 @@ import pytest
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_the_examples_run(block: str) -> None:
-    exec(compile(block, "README.md", "exec"), {})
 
 
 def test_the_examples_satisfy_a_strict_type_checker(tmp_path: Path) -> None:

@@ -1,14 +1,37 @@
 """How far a piece of work is, on standard error: a bar in a terminal, else a line now and then."""
 
 import sys
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TextIO
 
-EVERY = 30.0
+EVERY = 10.0
 """Seconds between lines where there is no terminal."""
+
+PATIENCE = 3.0
+"""Seconds that a user waits without a word."""
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Says what is being waited for, if it takes long, and again now and then."""
+    over, start = threading.Event(), time.monotonic()
+
+    def speak_up() -> None:
+        pause = PATIENCE
+        while not over.wait(pause):
+            print(f"{what} ... {time.monotonic() - start:,.0f} s", file=sys.stderr, flush=True)
+            pause = EVERY
+
+    threading.Thread(target=speak_up, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 class Progress:
@@ -20,18 +43,23 @@ class Progress:
         self.stream = sys.stderr if stream is None else stream
         self.done = -1
         self.start = self.said = time.monotonic()
+        self.label = ""
         self._stack = ExitStack()
         self._bar: Any = None
+        self._over = threading.Event()
 
     def __enter__(self) -> "Progress":
         if self.stream.isatty() and find_spec("rich") is not None:
             self._bar = self._stack.enter_context(_rich_bar(self.stream))
             self._bar.add_task(self.title, total=self.total)
+        elif not self.stream.isatty():
+            threading.Thread(target=self._speak_up, daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over.set()
         self._stack.close()
         if self._bar is None and self.stream.isatty():
             self._write("\r\x1b[K")
@@ -42,7 +70,7 @@ class Progress:
 
     def show(self, done: int, label: str) -> None:
         """So many pieces are done."""
-        self.done = done
+        self.done, self.label = done, label
         now = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, description=f"{self.title} {label}".strip())
@@ -53,10 +81,19 @@ class Progress:
             self.said = now
             self._write(f"{self._line(now, label)}\n")
 
+    def _speak_up(self) -> None:
+        """A word in the midst of a piece that takes long. Waking once a second for microseconds disturbs no measurement."""
+        while not self._over.wait(1.0):
+            now = time.monotonic()
+            if now - self.said > EVERY - 1:
+                self.said = now
+                self._write(f"{self._line(now, self.label)}, {now - self.start:,.0f} s so far\n")
+
     def _line(self, now: float, label: str) -> str:
-        share = min(self.done / max(self.total, 1), 1.0)
+        done = max(self.done, 0)
+        share = min(done / max(self.total, 1), 1.0)
         left = f"{(now - self.start) / share * (1 - share):,.0f} s left" if share > 0 else ""
-        parts = (self.title, f"{self.done:,}/{self.total:,}", label, left)
+        parts = (self.title, f"{done:,}/{self.total:,}", label, left)
         return ", ".join(part for part in parts if part)
 
     def _write(self, text: str) -> None:

@@ -12,6 +12,14 @@ _KEY = "fastmax setting"
 _KINDS = {int: ("N", "a whole number"), float: ("X", "a number")}
 
 
+class SettingError(ValueError):
+    """A setting that cannot be; the command line tells it as that of an option."""
+
+    def __init__(self, name: str, refusal: str) -> None:
+        super().__init__(f"{name} {refusal}")
+        self.name, self.refusal = name, refusal
+
+
 @dataclass(frozen=True)
 class Rule:
     """What a user may give, and what the help says of it."""
@@ -23,9 +31,13 @@ class Rule:
     below: float | None = None
     choices: Sequence[str] = ()
     metavar: str | None = None
+    problem: Callable[[Any], str | None] | None = None
+    """What else may be wrong with a value."""
 
     def refusal(self, value: Any) -> str | None:
         """What is wrong with a value, or None."""
+        if self.problem is not None:
+            return self.problem(value)
         if self.choices:
             return None if value in self.choices else f"must be one of {', '.join(self.choices)}, got {value!r}"
         bounds = [(self.at_least, "at least", ge), (self.above, "above", gt)]
@@ -47,12 +59,12 @@ def rules(kind: type) -> Iterator[tuple[Field[Any], Rule]]:
 
 
 def check(config: Any) -> None:
-    """ValueError if a setting of the dataclass is out of its range; for `__post_init__`."""
+    """SettingError if a setting of the dataclass is out of its range; for `__post_init__`."""
     for f, rule in rules(type(config)):
         value = getattr(config, f.name)
         refusal = None if value is None and f.default is None else rule.refusal(value)
         if refusal is not None:
-            raise ValueError(f"{f.name} {refusal}")
+            raise SettingError(f.name, refusal)
 
 
 def add_arguments(
@@ -76,9 +88,10 @@ def add_arguments(
             continue
         value_type, repeated = _value_type(hints[f.name])
         options: dict[str, Any] = {
-            "type": _converter(value_type, rule),
+            "type": Converter(value_type, rule),
             "metavar": rule.metavar or _KINDS.get(value_type, ("NAME", ""))[0],
             "help": rule.help + (f": {', '.join(rule.choices)}" if rule.choices else ""),
+            "choices": rule.choices or None,  # checked by then; completion offers them
         }
         default: Any = None if optional or f.default is MISSING else f.default
         if f.name in several:
@@ -107,15 +120,19 @@ def _is_union(hint: Any) -> bool:
     return NoneType in get_args(hint)
 
 
-def _converter(kind: Any, rule: Rule) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
+@dataclass(frozen=True)
+class Converter:
+    """From what a user wrote to a value that the rule allows; for `type` of an argument."""
+
+    kind: Any
+    rule: Rule
+
+    def __call__(self, text: str) -> Any:
         try:
-            value = kind(text)
+            value = self.kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"must be {_KINDS[kind][1]}, got {text!r}") from None
-        refusal = rule.refusal(value)
+            raise argparse.ArgumentTypeError(f"must be {_KINDS[self.kind][1]}, got {text!r}") from None
+        refusal = self.rule.refusal(value)
         if refusal is not None:
             raise argparse.ArgumentTypeError(refusal)
         return value
-
-    return convert

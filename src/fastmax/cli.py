@@ -4,84 +4,90 @@ import argparse
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import NoReturn
+from collections.abc import Sequence
 
 import fastmax
-from fastmax.commands import bench, data, lra, report, reproduce, tune
+from fastmax._progress import waiting
+from fastmax._settings import SettingError
+from fastmax.commands import bench, completion, data, demo, info, lra, report, reproduce, tune
+from fastmax.commands.interrupts import STOPPED, Signals, in_order
 from fastmax.commands.parser import ArgumentValueError, Parser, one_line, subcommands
+
+COMMANDS = {
+    "demo": demo,
+    "info": info,
+    "bench": bench,
+    "tune": tune,
+    "lra": lra,
+    "reproduce": reproduce,
+    "report": report,
+    "data": data,
+    "completion": completion,
+}
 
 
 def parser() -> Parser:
-    """Every command sets `run`, a function of the options, and may set `stopped`, what Ctrl-C is answered with."""
-    top = Parser(prog="fastmax", description=fastmax.__doc__)
+    """Every command sets `run`, a function of the options.
+
+    It may set `torch`, which is imported before it runs, and `stopped`, what Ctrl-C is answered with.
+    """
+    top = Parser(
+        prog="fastmax",
+        description=fastmax.__doc__,
+        examples=["fastmax demo", "fastmax info", "fastmax bench kernel --quick", "fastmax lra train --help"],
+    )
     top.add_argument("--version", action="version", version=f"fastmax {fastmax.__version__}")
-    commands = subcommands(top, "command", ["demo", "info", "bench", "tune", "lra", "reproduce", "report", "data"])
-    demo = commands.add_parser("demo", help="show on this machine that the result is exact and the time linear")
-    demo.set_defaults(run=bench.demo)
-    about = commands.add_parser("info", help="show version, machine and which backends are there, or why not")
-    about.set_defaults(run=lambda _: print(info()))
-    bench.add_parser(commands)
-    tune.add_parser(commands)
-    lra.add_parser(commands)
-    reproduce.add_parser(commands)
-    report.add_parser(commands)
-    data.add_parser(commands)
+    commands = subcommands(top, "command", list(COMMANDS))
+    for one in COMMANDS.values():
+        one.add_parser(commands)
+    completion.describe(top)
     return top
 
 
-def info() -> str:
-    """One line per fact."""
-    import torch
-
-    from fastmax import backends
-
-    lines = {"fastmax": fastmax.__version__, "torch": torch.__version__, "threads": str(torch.get_num_threads())}
-    lines |= {f"backend {name}": backends.load(name).describe() for name in backends.NAMES}
-    return "\n".join(f"{name:16} {value}" for name, value in lines.items())
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit code. What the user can put right is a line, anything else a traceback."""
+    """Runs a command; returns the exit code. What the user can put right is a line, anything else an exception."""
     options = parser().parse_args(arguments)
-    try:
-        with _terminated_in_order():
+    if "torch" in options:
+        _import_torch()  # before signals are taken: see `leave_at_once`
+    with in_order() as signals:
+        try:
             code = options.run(options) or 0
             sys.stdout.flush()
             return int(code)
-    except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except (ValueError, OSError) as error:
-        print(f"{_prog(options)}: {one_line(error)}", file=sys.stderr)
-        return 2 if isinstance(error, ArgumentValueError) else 1
-    except KeyboardInterrupt:
+        except BaseException as error:
+            answer = _answer(error, options, signals)
+            if answer is None:
+                raise
+            return answer
+
+
+def _answer(error: BaseException, options: argparse.Namespace, signals: Signals) -> int | None:
+    """The exit code for what a command raised, after a line if there is something to tell; None for what nobody foresaw."""
+    if signals.interrupted or isinstance(error, KeyboardInterrupt):
         if "stopped" in options:
             print(f"\n{_prog(options)}: {options.stopped}", file=sys.stderr)
-        return 130
+        return STOPPED
+    if isinstance(error, BrokenPipeError):  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    if isinstance(error, SettingError):
+        print(
+            f"{_prog(options)}: argument --{error.name.replace('_', '-')}: {one_line(error.refusal)}", file=sys.stderr
+        )
+        return 2
+    if isinstance(error, ValueError | OSError):
+        print(f"{_prog(options)}: {one_line(error)}", file=sys.stderr)
+        return 2 if isinstance(error, ArgumentValueError) else 1
+    return None
 
 
 def _prog(options: argparse.Namespace) -> str:
     return " ".join(["fastmax", options.command, *([options.action] if "action" in options else [])])
 
 
-@contextmanager
-def _terminated_in_order() -> Iterator[None]:
-    """SIGTERM unwinds the stack, so that half-made files and locks are cleaned up."""
-
-    def leave(*_: object) -> NoReturn:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _import_torch() -> None:
+    with waiting("loading PyTorch"):
+        import torch  # noqa: F401
 
 
 if __name__ == "__main__":

@@ -11,16 +11,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastmax import _choices
+
 EPS = 1e-6
 """Added to the variance of a token, so that a token whose channels are all equal becomes zeros."""
 
-MAX_ORDER = 4
+MAX_ORDER = _choices.MAX_ORDER
 
 
 def standardize(x: Tensor, eps: float = EPS) -> Tensor:
     """[5-6]: each token to mean 0 and (biased) standard deviation 1 over its channels, the last dimension.
 
     No statistic crosses tokens, so nothing leaks from the future. Half precision is standardized in fp32.
+
+    Args:
+        x: (..., D).
+        eps: added to the variance, so that a token whose channels are all equal becomes zeros.
     """
     return normalize_with_scale(x.to(torch.promote_types(x.dtype, torch.float32)), eps)[0].to(x.dtype)
 
@@ -50,7 +56,12 @@ def normalized(x: Tensor, how: str) -> Tensor:
 
 
 def similarity(s: Tensor, order: int) -> Tensor:
-    """[8]: f(s) = sum of s^l / l! for l = 0 .. order, by Horner's rule."""
+    """[8]: f(s) = sum of s^l / l! for l = 0 .. order, by Horner's rule.
+
+    Args:
+        s: scaled products of queries and keys, of any shape.
+        order: the degree of the polynomial.
+    """
     f = torch.ones_like(s) if order == 0 else 1 + s / order
     for degree in range(order - 1, 0, -1):
         f = 1 + f * (s if degree == 1 else s / degree)

@@ -19,9 +19,10 @@ from math import prod
 import torch
 from torch import Tensor
 
+from fastmax import _choices
 from fastmax.features import block_size, feature_count
 
-MODES = ("standard", "1d", "quadratic")
+MODES = _choices.DROPOUT_MODES
 
 
 def new_seed(device: torch.device) -> Tensor:

@@ -21,8 +21,19 @@ PIECE = 1024
 
 @dataclass(frozen=True)
 class LMConfig:
-    """`memory` says how many tokens the heads remember when they start (`FastmaxAttention`); `conv` is the number of tokens
-    that a short causal convolution before each attention sees, 0 for none: it helps recall."""
+    """The sizes of a `FastmaxLM`, and what its attention does.
+
+    Attributes:
+        vocabulary: how many different tokens there are.
+        layers: blocks of attention and perceptron.
+        width: channels of a token; `heads` must divide it.
+        heads: of each attention.
+        mlp_ratio: the width of the perceptrons over that of the model.
+        order: as in `FastmaxAttention`, like `scale`, `learn_scale`, `normalize`, `rotary` and `decay`.
+        memory: how many tokens the heads remember when they start: from 2^memory[0] to 2^memory[1].
+        conv: the number of tokens that a short causal convolution before each attention sees, 0 for none: it helps recall.
+        dropout: of the attention, and after each perceptron.
+    """
 
     vocabulary: int
     layers: int = 4
@@ -154,6 +165,7 @@ class FastmaxLM(nn.Module):
 
         Args:
             tokens: the prompts, of at least one token.
+            count: how many tokens to add to each.
             temperature: divides the logits: below 1 the likely tokens become likelier, at 0 the likeliest is taken.
             top_k: take one of the so many likeliest only.
             generator: where chance comes from; default torch's own.

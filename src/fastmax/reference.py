@@ -26,7 +26,18 @@ def attention_matrix(
 ) -> Tensor:
     """The matrix A of equation [7], (..., Nq, Nk), or only the chosen `rows` of it, in O(rows * Nk).
 
-    Arguments as for `fastmax_attention`. A row whose keys are all masked is zero.
+    A row whose keys are all masked is zero.
+
+    Args:
+        query: (..., Hq, Nq, D).
+        key: (..., Hkv, Nk, D).
+        rows: indices of the queries to make rows for; default all of them.
+
+    The other arguments are those of `fastmax_attention`. The default scale is the function's, not that of a layer, which
+    returns its own matrix with `need_weights=True`.
+
+    Returns:
+        (..., Hq, Nq, Nk), or as many rows as were asked for.
     """
     number = None if isinstance(scale, Tensor) else scale
     options = Options(order, is_causal, normalization(normalize), number, enable_gqa)

@@ -8,13 +8,15 @@ from torch import Tensor
 from torch.nn.functional import elu, normalize
 
 from fastmax import reference_attention
-from fastmax.baselines import Options, attention
+from fastmax.baselines import Options
 from fastmax.baselines.fastmax import Fastmax
 from fastmax.baselines.informer import Informer, count
 from fastmax.baselines.linear import Linear
 from fastmax.baselines.performer import Performer, log_features, orthogonal_gaussian
 from fastmax.baselines.reformer import Reformer
+from fastmax.baselines.registry import attention
 from fastmax.baselines.softmax import Softmax, Vanilla
+from fastmax.core import normalized
 from tests.support import randn
 
 
@@ -216,3 +218,27 @@ def test_fastmax_that_forgets_fades_in_both_directions(decay: str) -> None:
     assert not torch.allclose(expected, reference_attention(q, k, v, scale=0.5))
     with pytest.raises(ValueError, match="decay must be one of none, learned, gated, got 'half'"):
         attention("fastmax2", head_dim=4, num_heads=2, max_length=9, options=Options(decay="half"))
+
+
+@pytest.mark.parametrize("decay", ["none", "learned", "gated"])
+@pytest.mark.parametrize("standardized", [False, True])
+def test_softmax_standardized_and_fading_in_both_directions(decay: str, standardized: bool) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 9, 4, dtype=torch.float64) for _ in range(3))
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    options = Options(decay=decay, standardized=standardized)
+    layer = attention("softmax", head_dim=4, num_heads=2, max_length=9, options=options).double()
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[1, 6:] = False
+    mask[0, :] = False
+    log_decay = None if layer.gate is None else layer.gate(x)
+    a, b = (normalized(t, "standardize") if standardized else t for t in (q, k))
+    scores = a @ b.mT / 2
+    if log_decay is not None:
+        c = log_decay.expand(*log_decay.shape[:-1], 9).cumsum(-1)
+        scores = scores - (c.unsqueeze(-1) - c.unsqueeze(-2)).abs()
+    for hidden in (None, mask):
+        seen = scores if hidden is None else scores.masked_fill(~hidden[:, None, None], -torch.inf)
+        expected = seen.softmax(-1).nan_to_num() @ v
+        given = {} if log_decay is None else {"log_decay": log_decay}
+        torch.testing.assert_close(layer(q, k, v, hidden, **given), expected)

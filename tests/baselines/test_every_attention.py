@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastmax.baselines import NAMES, Attention, Options, attention
+from fastmax.baselines import NAMES, Options
+from fastmax.baselines.interface import Attention
+from fastmax.baselines.registry import attention
 from tests.support import randn
 
 HEADS, D, MAX_LENGTH = 2, 8, 64

@@ -1,11 +1,15 @@
 """`fastmax data`: what it prints and returns; nothing is fetched from the web here."""
 
+import errno
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
 import time
+import urllib.error
 from pathlib import Path
 from unittest.mock import patch
 
@@ -22,7 +26,10 @@ def run(*arguments: str) -> int:
     return cli.main(["data", *arguments])
 
 
-def test_list_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_says_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     write(tmp_path / "imdb/train.tsv.xz", b"")
     write(tmp_path / "lra_release/tsv_data/new_aan_pairs.train.tsv", b"")
     write(tmp_path / "mnist/train-images-idx3-ubyte.gz", b"")
@@ -33,6 +40,43 @@ def test_list_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "generated on first use" in lines["listops"]
     assert "absent: fastmax data get image (170.1 MB)" in lines["image"]
     assert "absent" in lines["mnist"], "one of four files is not enough"
+
+
+def test_list_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "tinyshakespeare.txt", b"")
+    assert run("list", "--data", str(tmp_path), "--json") == 0
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert found["tinyshakespeare"]["there"]
+    assert found["tinyshakespeare"]["files"] == ["tinyshakespeare.txt"]
+    assert not found["mnist"]["there"]
+    assert "fastmax data get mnist" in found["mnist"]["advice"]
+
+
+def test_get_sees_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under any of the names that the readers know, not only that of the canonical file."""
+    file = write(tmp_path / "tinyshakespeare/input.txt", b"brought by hand")
+    assert run("get", "tinyshakespeare", "--data", str(tmp_path)) == 0
+    assert capsys.readouterr().out == f"tinyshakespeare is there already: {file}\n"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+        OSError(errno.ENETUNREACH, "Network is unreachable"),
+    ],
+)
+def test_no_network_says_so_and_how_to_do_without(
+    reason: OSError, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with patch("urllib.request.urlopen", side_effect=urllib.error.URLError(reason)):
+        assert run("get", "tinyshakespeare", "--data", str(tmp_path / "new")) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(
+        "fastmax data get: no network: raw.githubusercontent.com cannot be reached; to bring it by hand"
+    )
+    assert printed.endswith(f"input.txt (1.1 MB) at {tmp_path / 'new' / 'tinyshakespeare.txt'}\n")
+    assert not (tmp_path / "new").exists()
 
 
 def test_get(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +122,9 @@ def test_unpack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("unpack", str(archive), "--data", str(tmp_path / "data")) == 0
     assert "lra_release" in capsys.readouterr().out
     assert "listops-1000" in command.overview(tmp_path / "data")
-    assert run("unpack", str(tmp_path / "nothing"), "--data", str(tmp_path)) == 1
+    with pytest.raises(SystemExit) as stop:
+        run("unpack", str(tmp_path / "nothing"), "--data", str(tmp_path))
+    assert stop.value.code == 2
 
 
 def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:

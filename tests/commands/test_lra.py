@@ -62,7 +62,7 @@ def test_train_then_evaluate(capsys: pytest.CaptureFixture[str]) -> None:
         (["--attention-dropout", "1"], "argument --attention-dropout: must be at least 0 and below 1, got 1.0"),
         (["--seed", "-1"], "argument --seed: must be at least 0 and below"),
         (["--threads", "0"], "argument --threads: must be at least 1"),
-        (["--length", "3000"], "argument --length must be from 16 to 2000 for listops, got 3000"),
+        (["--length", "3000"], "argument --length: must be from 16 to 2000 for listops, got 3000"),
         (["--eval-examples", "0"], "argument --eval-examples: must be at least 1, got 0"),
     ],
 )
@@ -103,7 +103,9 @@ def test_a_corrupt_archive_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_messages(capsys: pytest.CaptureFixture[str]) -> None:
-    assert made_up.main(["eval", "nowhere"]) == 2
+    with pytest.raises(SystemExit) as stop:
+        made_up.main(["eval", "nowhere"])
+    assert stop.value.code == 2
     assert "fastmax lra eval: argument FILE: nowhere is not there" in capsys.readouterr().err
     train_text = ["train", "--task", "text", *SHORT]
     assert made_up.main(train_text) == 0
@@ -114,9 +116,9 @@ def test_messages(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("fastmax.commands.lra.find_spec", lambda name: None if name == "accelerate" else name)
+    monkeypatch.setattr("fastmax.commands.extras.find_spec", lambda name: None if name == "accelerate" else name)
     assert made_up.main(["train", "--task", "text", *SHORT]) == 1
-    assert "accelerate missing: run pip install '.[lra]' in a clone" in capsys.readouterr().err
+    assert "accelerate missing: run pip install 'fastmax[lra]'" in capsys.readouterr().err
     assert not list(Path().iterdir())
 
 
@@ -133,6 +135,7 @@ def test_a_sweep_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capsy
         return steps(*arguments)
 
     monkeypatch.setattr(train, "_step", counted)
+    monkeypatch.setenv("COLUMNS", "200")
     assert made_up.main(grid) == 130
     assert len(list(Path("grid").glob(f"*/{train.RESULT}"))) == 2
     assert "run it again" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """convert on tiny random models: what the stages compare, that they learn, go on where they stopped, and refuse."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,46 @@ def test_both_stages_bring_the_student_nearer(make: Any, padded: str, options: d
     assert done.to_dict()["recipe"]["transfer"]["steps"] == 30
 
 
+class StopHereError(Exception):
+    pass
+
+
+def stopping_at(stage: str, step: int) -> Callable[[str, int, PreTrainedModel], None]:
+    def stop(now: str, done: int, _model: PreTrainedModel) -> None:
+        if (now, done) == (stage, step):
+            raise StopHereError
+
+    return stop
+
+
+@pytest.mark.parametrize("stage", ["transfer", "distill"])
+def test_a_stage_never_ends_worse_than_it_began(stage: str, tmp_path: Path) -> None:
+    """With rates that destroy what was learned, a stage ends with the weights of its best moment on held-out batches."""
+    wild = Stage(8, 3.0, scale_lr=3.0, train="queries_keys")
+    options = {"progress": False, "transfer": Stage(4, 1e-2), "distill": Stage(4, 1e-3, train="all")} | {stage: wild}
+    wrong = convert(bert(), sentences(5), keep_best=False, **options)
+    path = tmp_path / "state.safetensors"
+    with pytest.raises(StopHereError):
+        convert(bert(), sentences(5), **options, checkpoint_path=path, save_every=1, watch=stopping_at(stage, 6))
+    right = convert(bert(), sentences(5), checkpoint_path=path, **options)
+    assert wrong.kept[stage] == 8
+    assert right.kept[stage] in (0, 2, 4, 6)
+    assert right.kept[stage] == 0 or stage == "transfer"
+    if stage == "transfer":
+        before, after = (sum(getattr(x, when) for x in right.layers) for when in ("before", "after"))
+        assert after <= before < sum(x.after for x in wrong.layers)
+    else:
+        assert right.losses["distill"] <= right.losses["transfer"] < wrong.losses["distill"]
+        assert f"distill: {right.tokens['distill']} tokens" in str(right)
+        assert f"the weights of step {right.kept['distill']} of 8" in str(right)
+    apart = []
+    for batch in sentences(5)[:2]:  # what is reported is what the student does
+        with torch.no_grad():
+            mine, theirs = (model(**batch, output_hidden_states=True) for model in (right.model, bert()))
+            apart.append(losses.hidden(mine, theirs, batch).item())
+    assert sum(apart) / 2 == pytest.approx(right.losses["distill"], rel=1e-5)
+
+
 def test_the_student_is_saved_and_generates(tmp_path: Path) -> None:
     done = convert(llama(), sentences(4), decay="gated", windows={"model.layers.1.self_attn": 4}, **SHORT)
     done.model.save_pretrained(tmp_path)
@@ -169,18 +210,10 @@ def test_the_student_is_saved_and_generates(tmp_path: Path) -> None:
     assert torch.equal(*told)
 
 
-class StopHereError(Exception):
-    pass
-
-
 @pytest.mark.parametrize(("stage", "step"), [("transfer", 5), ("transfer", 8), ("distill", 3)])
 def test_an_interrupted_conversion_goes_on(tmp_path: Path, stage: str, step: int) -> None:
     """From the last file, to the same student and the same report."""
-
-    def stop(now: str, done: int, _model: PreTrainedModel) -> None:
-        if (now, done) == (stage, step):
-            raise StopHereError
-
+    stop = stopping_at(stage, step)
     path = tmp_path / "deep" / "state.safetensors"
     options = {"decay": "gated", **SHORT}
     with pytest.raises(StopHereError):

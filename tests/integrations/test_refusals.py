@@ -69,8 +69,12 @@ def test_other_ways_to_decode(llama: Any) -> None:
     with pytest.raises(RefusedError, match=r"a StaticCache.*use FastmaxCache"):
         generated(llama, inputs, "dynamic", cache_implementation="static")
     one = {"input_ids": inputs["input_ids"][:1]}
-    with pytest.raises(ValueError, match=r"crop|assisted|lookup"):
-        generated(llama, one, "fastmax", prompt_lookup_num_tokens=2)
+    other = LLAMA.build("fastmax")
+    torch.nn.init.normal_(other.lm_head.weight)  # it proposes what the model itself would not say
+    for way in ({"prompt_lookup_num_tokens": 2}, {"assistant_model": other}):
+        with pytest.raises(ValueError, match="assisted decoding and prompt lookup need a DynamicCache"):
+            generated(llama, one, "fastmax", **way)
+        assert torch.equal(generated(llama, one, "dynamic", **way), generated(llama, one, "none"))  # and there it works
     cache = FastmaxCache(llama.config)
     with torch.no_grad():
         llama(**one, past_key_values=cache)

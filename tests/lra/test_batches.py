@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from fastmax.lra.batches import in_order, take, training_rows
@@ -25,6 +26,31 @@ def test_any_step_is_known_without_those_before() -> None:
 
 def test_a_batch_larger_than_the_data_repeats_it() -> None:
     assert np.bincount(training_rows(3, 9, seed=0, step=5)).tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("examples", [1000, 1024, 37])
+def test_grouped_by_length(examples: int, pair: bool) -> None:
+    """Every example once per epoch, any step without those before, batches of similar length in no order of length."""
+    batch = 4
+    lengths = np.random.default_rng(0).integers(1, 1000, (examples, 2) if pair else examples)
+    steps = [training_rows(examples, batch, seed=1, step=s, lengths=lengths) for s in range(2 * examples // batch)]
+    rows = np.concatenate(steps)
+    assert sorted(rows[:examples]) == list(range(examples))
+    again = training_rows(examples, batch, seed=1, step=5, lengths=lengths)
+    assert again.tolist() == steps[5].tolist()
+    longest = lengths.max(-1) if pair else lengths
+
+    def padded(group: bool) -> int:
+        many = range(examples // batch)
+        return sum(
+            batch * int(longest[training_rows(examples, batch, 1, s, lengths=lengths if group else None)].max())
+            for s in many
+        )
+
+    assert padded(True) < 0.5 * padded(False) + 0.5 * longest.sum()
+    first = [int(longest[s].max()) for s in steps[:8]]
+    assert first != sorted(first)
 
 
 def test_in_order() -> None:

@@ -138,13 +138,40 @@ def test_tables_are_rebuilt_from_the_json(results: Path, sections: list[Section]
 
 def test_equal_time_counts_steps_by_what_they_cost(results: Path, sections: list[Section]) -> None:
     table = next(t for t in build.tables(sections) if t.name == "lra-equal-time")
-    (timed,) = [d for d in every(results) if d["name"] == "listops-dropout-0.0"]
+    (timed,) = [d for d in every(results) if d["experiment"] == "lra-pace"]
     best = {name: t["best"] for name, t in timed["result"]["seconds"].items()}
     rows = {row[1]: row for row in table.rows}
     assert set(rows) == {"fastmax2", "fastmax1", "softmax", "softmax, plain formula"}
     for name, kernel in (("fastmax1", "fastmax1"), ("softmax", "softmax"), ("softmax, plain formula", "vanilla")):
         assert rows[name][2] == pytest.approx(best[kernel] / best["fastmax2"])
         assert rows[name][3] == pytest.approx(min(40, 40 * best["fastmax2"] / best[kernel]))
+
+
+def test_runs_of_fewer_steps_stand_in_a_table_of_their_own(sections: list[Section]) -> None:
+    tables = {table.name: table for table in build.tables(sections)}
+    assert [row[0] for row in tables["lra-accuracy-short"].rows] == ["linear"]
+    assert [row[2] for row in tables["lra-budget"].rows] == [40, 20]
+
+
+@pytest.mark.parametrize(("pairs", "said"), [(147_086, False), (16_328, True)])
+def test_other_data_than_the_benchmarks_is_said(pairs: int, said: bool) -> None:
+    document = {"settings": {"task": "retrieval"}, "result": {"examples": {"train": pairs}}}
+    assert ("16,328 citation pairs" in lra._intro([document])) is said
+
+
+def test_settings_are_compared_with_softmax_of_the_same_seeds(results: Path, sections: list[Section]) -> None:
+    (table,) = [table for table in build.tables(sections) if table.name == "lra-settings-listops"]
+    found = [d for d in every(results) if d["experiment"] == "lra-settings"]
+    accuracy = {
+        (d["settings"]["attention"], d["settings"]["seed"]): 100 * d["result"]["test"]["accuracy"] for d in found
+    }
+    rows = {row[0]: row for row in table.rows}
+    assert set(rows) == {name for name, _ in accuracy}
+    assert rows["softmax"][2] == pytest.approx((accuracy["softmax", 0] + accuracy["softmax", 1]) / 2)
+    assert rows["softmax"][6] == 2
+    assert rows["fastmax2"][4] == pytest.approx(accuracy["fastmax2", 0] - accuracy["softmax", 0])
+    dev = [d["result"]["dev_accuracy"] for row in table.rows for d in found if d["settings"]["attention"] == row[0]]
+    assert dev[0] == max(dev)
 
 
 def test_break_even_is_between_the_lengths_where_the_faster_changes() -> None:

@@ -11,7 +11,19 @@ import pytest
 from fastmax.bench import lra as bench_lra
 from fastmax.bench.lra import Cell
 from fastmax.bench.scaling import Grid
-from fastmax.reproduce import dropout, exactness, language, lra, lra_speed, maps, recall_grid, runner, scaling
+from fastmax.reproduce import (
+    dropout,
+    exactness,
+    language,
+    lra,
+    lra_pace,
+    lra_settings,
+    lra_speed,
+    maps,
+    recall_grid,
+    runner,
+    scaling,
+)
 from fastmax.reproduce.dropout import DropoutRun
 from fastmax.reproduce.items import Document, Item
 from fastmax.reproduce.lra import TaskBudget
@@ -21,7 +33,7 @@ from fastmax.reproduce.vision import VisionConfig
 from tests.lra import made_up
 
 TEXT = replace(language.QUICK, tokens=32, steps=6, batch=2, width=16, validation=256)
-TASK = TaskBudget(batch=4, steps=40, lr=1e-3, length=32, evaluated=16, examples=32)
+TASK = TaskBudget(batch=4, steps=40, lr=1e-3, length=32, evaluated=16, examples=32, group_lengths=True)
 
 
 def items() -> list[Item]:
@@ -43,7 +55,13 @@ def items() -> list[Item]:
     found.append(
         lra_speed.item(Cell("listops", 1, 0.0), ("vanilla", "softmax", "fastmax1", "fastmax2"), rounds=1, cost=1)
     )
-    found += [lra.item("listops", name, changes, 0, TASK) for name, changes in (*lra.MAIN, *lra.OTHERS[:1])]
+    found += [lra.item("listops", name, changes, 0, TASK) for name, changes in (*lra.MAIN, ("linear", {}))]
+    found.append(lra.item("listops", "linear", {}, 0, replace(TASK, steps=20), "short"))
+    found.append(lra_pace.item("listops", TASK, rounds=1))
+    few = replace(TASK, steps=4)
+    found += [lra_settings.item("listops", "softmax", seed, few) for seed in (0, 1)]
+    found += [lra_settings.item("listops", name, 0, few) for name in ("softmax, standardized", "softmax, gated")]
+    found += [lra_settings.item("listops", name, 0, few) for name in ("fastmax2", "fastmax2, paper's scale")]
     return found
 
 

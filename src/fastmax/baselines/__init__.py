@@ -1,4 +1,4 @@
-"""Attentions to compare with, one file each, one interface, and their registry.
+"""Attentions to compare with, one file each, one interface: their names and options, without torch.
 
 softmax    PyTorch's fused kernel            vanilla   the same by the plain formula
 fastmax1   .. fastmax4: order 1 .. 4         linear    elu + 1
@@ -8,21 +8,18 @@ informer   ProbSparse
 
 from dataclasses import dataclass
 
-from fastmax.baselines.fastmax import DECAYS, SCALES, Fastmax
-from fastmax.baselines.informer import Informer
-from fastmax.baselines.interface import Attention
-from fastmax.baselines.linear import Linear
-from fastmax.baselines.performer import Performer
-from fastmax.baselines.reformer import Reformer
-from fastmax.baselines.softmax import Softmax, Vanilla
-from fastmax.core import MAX_ORDER
-
-__all__ = ["DECAYS", "NAMES", "SCALES", "SEVEN", "Attention", "Options", "attention"]
+from fastmax import _choices
 
 SEVEN = ("softmax", "fastmax1", "fastmax2", "linear", "performer", "reformer", "informer")
 """Those of the paper's tables."""
 
-NAMES = (*SEVEN, "vanilla", *(f"fastmax{order}" for order in range(3, MAX_ORDER + 1)))
+NAMES = (*SEVEN, "vanilla", *(f"fastmax{order}" for order in range(3, _choices.MAX_ORDER + 1)))
+
+SCALES = ("paper", "sqrt", "learned")
+"""Of fastmax."""
+
+DECAYS = ("none", *_choices.DECAYS)
+"""Of fastmax and softmax."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +28,7 @@ class Options:
 
     scale: str = "sqrt"
     decay: str = "none"
+    standardized: bool = False
     dropout: float = 0.0
     dropout_mode: str = "quadratic"
     backend: str = "auto"
@@ -38,51 +36,3 @@ class Options:
     reformer_rounds: int = 2
     reformer_chunk: int = 64
     informer_factor: float = 5.0
-
-
-def attention(
-    name: str,
-    *,
-    head_dim: int,
-    num_heads: int,
-    max_length: int,
-    embed_dim: int | None = None,
-    options: Options | None = None,
-) -> Attention:
-    """The attention of that name, one of `NAMES`, for sequences of up to `max_length` tokens.
-
-    `embed_dim` is the width of the layer's input, by default that of all heads together.
-    """
-    o = Options() if options is None else options
-    if name == "softmax":
-        return Softmax(dropout=o.dropout)
-    if name == "vanilla":
-        return Vanilla(dropout=o.dropout)
-    if name == "linear":
-        return Linear()
-    if name == "performer":
-        return Performer(head_dim=head_dim, num_features=o.performer_features)
-    if name == "informer":
-        return Informer(max_length=max_length, factor=o.informer_factor, dropout=o.dropout)
-    if name == "reformer":
-        return Reformer(
-            head_dim=head_dim,
-            num_heads=num_heads,
-            max_length=max_length,
-            rounds=o.reformer_rounds,
-            chunk=o.reformer_chunk,
-            dropout=o.dropout,
-        )
-    if name in NAMES:
-        return Fastmax(
-            head_dim=head_dim,
-            num_heads=num_heads,
-            order=int(name.removeprefix("fastmax")),
-            scale=o.scale,
-            dropout=o.dropout,
-            dropout_mode=o.dropout_mode,
-            backend=o.backend,
-            decay=o.decay,
-            embed_dim=head_dim * num_heads if embed_dim is None else embed_dim,
-        )
-    raise ValueError(f"attention must be one of {', '.join(NAMES)}, got {name!r}")

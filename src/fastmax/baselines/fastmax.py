@@ -7,14 +7,13 @@ from torch import Tensor, nn
 
 from fastmax import validation
 from fastmax.api import fastmax_attention
+from fastmax.baselines import DECAYS, SCALES
 from fastmax.baselines.interface import Attention, per_key
 from fastmax.core import default_scale
-from fastmax.nn.gate import KINDS, Gate
+from fastmax.nn.gate import Gate
 from fastmax.nn.options import layer_scale
 from fastmax.nn.sharded import SharesSequence
 
-SCALES = ("paper", "sqrt", "learned")
-DECAYS = ("none", *KINDS)
 MEMORY = (2.0, 7.0)
 """Where decays start, as in `FastmaxAttention`: on small images these beat no decay by five points."""
 

@@ -43,7 +43,14 @@ def gated_softmax(
     return scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa)
 
 
+def gated_softmax_matrix(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, **options: Any) -> Tensor:
+    """The weights themselves: what the values would be weighed by, were each a unit vector of its own."""
+    units = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device).expand(*k.shape[:-1], -1)
+    return gated_softmax(q, k, units, mask, is_causal=is_causal, **options)
+
+
 class SoftmaxAttention(FastmaxAttention):
     """FastmaxAttention with exp in the place of the polynomial; for training, causal."""
 
     _attend = staticmethod(gated_softmax)
+    _matrix = staticmethod(gated_softmax_matrix)

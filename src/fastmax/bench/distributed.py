@@ -4,9 +4,12 @@ The processes share the cores of one machine, so their times say how much work t
 """
 
 import json
+import signal
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,9 +53,26 @@ def run(out: str | None, quick: bool) -> dict[str, Any]:
 def _measured(world: int, tokens: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
     """In processes of their own: one that dies is an error, not a wait."""
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_rank, (world, folder, tokens, rounds), nprocs=world)  # type: ignore[no-untyped-call]
+        with _deaf_children():
+            processes = spawn(_rank, (world, folder, tokens, rounds), nprocs=world, join=False)  # type: ignore[no-untyped-call]
+        try:
+            while not processes.join():
+                pass
+        finally:  # Ctrl-C is for this process, which then ends the others
+            for process in processes.processes:
+                process.kill()
         found: list[dict[str, Any]] = json.loads((Path(folder) / RESULT).read_text())
     return found
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes started meanwhile do not hear Ctrl-C, which a terminal sends to all: each would print where it was."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _rank(rank: int, world: int, folder: str, tokens: tuple[int, ...], rounds: int) -> None:
@@ -72,7 +92,7 @@ def cell(world: int, tokens: int, rounds: int) -> dict[str, Any]:
     q, k, v = (torch.randn(1, HEADS, tokens // world, HEAD_DIM, requires_grad=True) for _ in range(3))
 
     def step() -> Tensor:
-        o: Tensor = context_parallel_attention(q, k, v, is_causal=True, mesh=group)
+        o = context_parallel_attention(q, k, v, is_causal=True, mesh=group)
         torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
         return o
 

@@ -18,6 +18,8 @@ from fastmax.nn.options import layer_scale
 from fastmax.state import FastmaxState
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 4, 8, 4, 64, 1000
+LAYER_COUNTS = (1, LAYERS, 16)
+"""Of the models whose growth is compared: what all have in common is generate()'s own, the rest is that of a layer."""
 CONTEXTS = [1 << 10, 1 << 12, 1 << 14, 1 << 16]
 CHUNK = 1 << 10
 """Tokens that come to a state at once before generation."""
@@ -26,30 +28,36 @@ TOKENS = 16
 
 
 def run(out: str | None, quick: bool) -> dict[str, Any]:
-    """Seconds per token at every context, all in turns; then the memory of generating, each cache in its own process."""
+    """Seconds per token at every context, all in turns; then the memory of generating, each model in its own process."""
     contexts = CONTEXTS[:2] if quick else CONTEXTS
     measured: dict[str, Any] = {
         "layers": LAYERS, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "cells": [],
     }  # fmt: skip
     contestants: dict[tuple[int, str], Callable[[], object]] = {}
     caches: dict[tuple[int, str], Any] = {}
-    with Progress(len(contexts) + 3) as bar, torch.inference_mode():
+    with Progress(len(contexts) + 2 + len(LAYER_COUNTS)) as bar, torch.inference_mode():
         for context in contexts:
             bar.step(f"preparing {context:,} tokens")
             for name in ("fastmax", "softmax"):
-                model = _model(name)
+                model = _model(name, LAYERS)
                 cache = caches[context, name] = _empty(name, model)
-                _fill(cache, context)
+                _fill(cache, context, LAYERS)
                 contestants[context, name] = _step(model, cache, context)
         bar.step("all contexts in turns")
         timings: dict[Any, Any] = {}
         for name in ("fastmax", "softmax"):  # not one another: copies of half a gigabyte leave no cache warm
             own = {key: call for key, call in contestants.items() if key[1] == name}
             timings |= interleave(own, rounds=5 if quick else 20, least_seconds=0.1)
-        memory = {}
-        for name in ("fastmax", "softmax"):
-            bar.step(f"memory, {name}")
-            memory[name] = _measure_memory(name, contexts)
+        bar.step("memory, softmax")
+        memory = {"softmax": _measure_memory("softmax", contexts, LAYERS)}
+        grown: dict[str, int] = {}
+        for layers in LAYER_COUNTS:
+            bar.step(f"memory, {layers} layers")
+            found = _measure_memory("fastmax", contexts, layers)
+            grown[str(layers)] = found[str(contexts[-1])] - found[str(contexts[0])]
+            if layers == LAYERS:
+                memory["fastmax"] = found
+        measured["growth_by_layers"] = grown
     for context in contexts:
         times = {name: t for (at, name), t in timings.items() if at == context}
         cell = {"context": context, "seconds": seconds(times)}
@@ -60,11 +68,11 @@ def run(out: str | None, quick: bool) -> dict[str, Any]:
     return measured
 
 
-def _model(name: str) -> LlamaForCausalLM:
+def _model(name: str, layers: int) -> LlamaForCausalLM:
     register()
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=HEADS * HEAD_DIM, intermediate_size=2 * HEADS * HEAD_DIM, num_hidden_layers=LAYERS,
+        vocab_size=VOCABULARY, hidden_size=HEADS * HEAD_DIM, intermediate_size=2 * HEADS * HEAD_DIM, num_hidden_layers=layers,
         num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=2 * CONTEXTS[-1],
     )  # fmt: skip
     implementation = {"fastmax": "fastmax", "softmax": "sdpa"}[name]
@@ -89,12 +97,12 @@ def _empty(name: str, model: LlamaForCausalLM) -> Any:
     return cache
 
 
-def _fill(cache: Any, context: int) -> None:
+def _fill(cache: Any, context: int, layers: int) -> None:
     """Random keys and values up to that many tokens: a step takes the same time and memory whatever they hold."""
     while cache.get_seq_length() < context:
         rest = context - cache.get_seq_length()
         count = rest if isinstance(cache, DynamicCache) else min(CHUNK, rest)  # it is copied whenever it grows
-        for index in range(LAYERS):
+        for index in range(layers):
             key, value = (torch.randn(1, KV_HEADS, count, HEAD_DIM) for _ in range(2))
             if isinstance(cache, DynamicCache):
                 cache.update(key, value, index)
@@ -109,8 +117,9 @@ def _nbytes(cache: Any) -> int:
     )
 
 
-def _measure_memory(name: str, contexts: list[int]) -> dict[str, int]:
-    command = [sys.executable, "-m", "fastmax.bench.generate", json.dumps({"name": name, "contexts": contexts})]
+def _measure_memory(name: str, contexts: list[int], layers: int) -> dict[str, int]:
+    what = json.dumps({"name": name, "contexts": contexts, "layers": layers})
+    command = [sys.executable, "-m", "fastmax.bench.generate", what]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"measuring the memory of {name} failed:\n{done.stderr}")
@@ -118,13 +127,13 @@ def _measure_memory(name: str, contexts: list[int]) -> dict[str, int]:
     return found
 
 
-def _generate(name: str, contexts: list[int]) -> dict[int, int]:
+def _generate(name: str, contexts: list[int], layers: int) -> dict[int, int]:
     """Resident bytes at the peak of generating some tokens, at every context."""
     torch.set_num_threads(1)
-    model: Any = _model(name)
+    model: Any = _model(name, layers)
 
     def generate(cache: Any, context: int) -> int:
-        _fill(cache, context - 1)
+        _fill(cache, context - 1, layers)
         _give_back()  # what filling has left in the heap is not generation's
         reset_peak()
         ids = torch.randint(VOCABULARY, (1, context))

@@ -1,7 +1,7 @@
 """`fastmax bench kernel`: the native kernel against sgemm, softmax attention and plain PyTorch, over a grid of shapes."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -11,9 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from fastmax import _cells, fastmax_attention
 from fastmax._cells import Cell, sgemm_flops
 from fastmax._progress import Progress
-from fastmax._settings import setting
 from fastmax.backends import native
 from fastmax.bench.measure import Timing, interleave, seconds, write
+from fastmax.bench.selection import Selection
 from fastmax.call import Call, Options, OutputGrads
 from fastmax.core import default_scale
 from fastmax.plan import Plan
@@ -27,19 +27,6 @@ LONGEST = 10.0
 
 FULL_TOKENS = tuple(1 << n for n in range(7, 18))
 QUICK_TOKENS = (128, 1024, 8192)
-
-
-@dataclass(frozen=True)
-class Selection:
-    """A part of the grid; lengths and head dimensions may be any, also beside the grid."""
-
-    tokens: tuple[int, ...] | None = setting("only these lengths, any", default=None, at_least=1, at_most=1 << 22)
-    head_dim: tuple[int, ...] | None = setting(
-        "only these head dimensions, any", default=None, metavar="D", at_least=1, at_most=256
-    )
-    order: int | None = setting("only this order", default=None, at_least=1, at_most=2)
-    dtype: str | None = setting("only this dtype", default=None, choices=("float32", "bfloat16"))
-    device: str = setting("the native kernel, or the Triton backend on a GPU", default="cpu", choices=("cpu", "cuda"))
 
 
 def full_grid(only: Selection) -> Iterator[Cell]:

@@ -1,16 +1,17 @@
-"""`fastmax bench` and `fastmax demo`: a module of `bench` measures, that of the same name in `report` draws."""
+"""`fastmax bench`: a module of `bench` measures, that of the same name in `report` draws."""
 
 import argparse
-import os
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from fastmax._progress import waiting
 from fastmax._settings import add_arguments, given, setting
-from fastmax.bench.kernel import Selection
-from fastmax.commands.parser import ArgumentValueError, Parser, subcommands
-from fastmax.commands.shared import Threads, set_threads
-from fastmax.report.terminal import show
+from fastmax.bench.selection import Selection
+from fastmax.commands.extras import need
+from fastmax.commands.parser import Parser, command, subcommands
+from fastmax.commands.paths import new_file
+from fastmax.commands.shared import Printing, Threads, check_device, print_result, set_threads
 
 BENCHES = {
     "core": "growth of time and memory, and the paper's literal form",
@@ -24,57 +25,65 @@ BENCHES = {
     "lra": "training steps per second and memory of every attention of the Long Range Arena",
 }
 
+EXAMPLES = {
+    "kernel": ["fastmax bench kernel --tokens 1000 --head-dim 64 --dtype float32", "fastmax bench kernel --device cuda"]
+}
+"""Beyond what every benchmark has."""
+
 
 @dataclass(frozen=True)
 class Measuring:
-    out: str | None = setting("write the measurements as JSON", default=None, metavar="FILE")
+    out: Path | None = setting(
+        "write the measurements as JSON", default=None, metavar="FILE", problem=new_file
+    )  # known before: minutes of work would be lost
     quick: bool = setting("fewer sizes and rounds", default=False)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
-    bench = subparsers.add_parser("bench", help="measure on this machine")
+    bench = command(
+        subparsers,
+        "bench",
+        "measure on this machine",
+        examples=["fastmax bench kernel --quick", "fastmax bench decode --threads 1 --out decode.json"],
+    )
     benches = subcommands(bench, "action", list(BENCHES))
     for name, text in BENCHES.items():
-        one = benches.add_parser(name, help=text)
-        for kind in (Measuring, Threads, *((Selection,) if name == "kernel" else ())):
+        more = EXAMPLES.get(name, ())
+        own = [f"fastmax bench {name} --quick", f"fastmax bench {name} --out {name}.json", *more]
+        one = command(benches, name, text, examples=own)
+        for kind in (Measuring, Threads, Printing, *((Selection,) if name == "kernel" else ())):
             add_arguments(one, kind)
-        one.set_defaults(run=_bench)
+        one.set_defaults(run=_bench, torch=True)
 
 
 def _bench(options: argparse.Namespace) -> None:
     set_threads(options)
-    if options.out is not None:
-        _check_writable(Path(options.out))
     parts = {"only": Selection(**given(Selection, options))} if options.action == "kernel" else {}
     if options.action == "kernel" and options.device == "cuda":
-        _on_a_gpu(options.out, options.quick, parts["only"])
+        check_device(options.device)
+        _on_a_gpu(options, parts["only"])
         return
-    measured = import_module(f"fastmax.bench.{options.action}").run(options.out, options.quick, **parts)
-    show(import_module(f"fastmax.report.{options.action}").summary(measured))
+    if options.action == "generate":
+        need("hf")
+    with waiting("loading"):
+        bench = import_module(f"fastmax.bench.{options.action}")
+    measured = bench.run(_out(options), options.quick, **parts)
+    print_result(options, measured, import_module(f"fastmax.report.{options.action}").summary)
 
 
-def _on_a_gpu(out: str | None, quick: bool, only: Selection) -> None:
+def _on_a_gpu(options: argparse.Namespace, only: Selection) -> None:
     from fastmax.bench import gpu
     from fastmax.report.gpu import summary
 
+    quick = options.quick
     chosen = gpu.cells(
         only.tokens or ((4096, 16384) if quick else (1024, 4096, 16384, 65536)),
         only.head_dim or ((64,) if quick else (32, 64, 128)),
         (2,) if only.order is None and quick else (1, 2) if only.order is None else (only.order,),
         ("bfloat16",) if only.dtype is None else (only.dtype,),
     )
-    show(summary(gpu.run(out, list(chosen))))
+    print_result(options, gpu.run(_out(options), list(chosen)), summary)
 
 
-def _check_writable(path: Path) -> None:
-    """Before anything is measured: minutes of work would be lost."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ArgumentValueError(f"argument --out: {path} cannot be written")
-
-
-def demo(_: argparse.Namespace) -> None:
-    from fastmax.bench.demo import run
-    from fastmax.report.demo import summary
-
-    show(summary(run()))
+def _out(options: argparse.Namespace) -> str | None:
+    return None if options.out is None else str(options.out)

@@ -4,22 +4,24 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from fastmax._progress import waiting
 from fastmax._settings import add_arguments, setting
-from fastmax.commands.parser import Parser, subcommands
-from fastmax.commands.shared import DataFolder, data_folder
+from fastmax.commands.parser import Parser, command, subcommands
+from fastmax.commands.paths import existing_file, path_type
+from fastmax.commands.shared import DataFolder, Printing, data_folder, print_result
 from fastmax.data import archives, download, mnist, shakespeare
 from fastmax.data.files import find
 from fastmax.data.registry import DataSet
 from fastmax.lra import tasks
 from fastmax.report.table import table
-from fastmax.report.terminal import show
 
 
 @dataclass(frozen=True)
 class Unpacking:
     max_size: float = setting(
-        "refuse archives that unpack to more than so many GB", default=archives.MAX_BYTES / 1e9, above=0
+        "refuse archives that unpack to more than so many GB", default=archives.MAX_BYTES / 1e9, above=0, at_most=1e9
     )
 
 
@@ -29,48 +31,91 @@ def data_sets() -> dict[str, DataSet]:
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
-    top = subparsers.add_parser("data", help="list, fetch and unpack data sets")
+    top = command(
+        subparsers, "data", "list, fetch and unpack data sets", examples=["fastmax data list", "fastmax data get mnist"]
+    )
     actions = subcommands(top, "action", ["list", "get", "unpack"])
-    listing = actions.add_parser("list", help="say which data sets are there")
-    listing.set_defaults(run=lambda options: show(overview(data_folder(options))))
-    get = actions.add_parser("get", help="fetch a data set from its canonical source and check it")
+    listing = command(
+        actions,
+        "list",
+        "say which data sets are there",
+        examples=["fastmax data list", "fastmax data list --data ~/data --json"],
+    )
+    add_arguments(listing, Printing)
+    listing.set_defaults(run=_list)
+    get = command(
+        actions,
+        "get",
+        "fetch a data set from its canonical source and check it",
+        examples=["fastmax data get mnist", "fastmax data get text --data ~/data"],
+    )
     get.add_argument("name", choices=list(data_sets()), metavar="NAME", help=", ".join(data_sets()))
     get.set_defaults(run=_get, stopped="stopped; what was fetched is kept, run the same again to go on")
-    unpack = actions.add_parser("unpack", help="unpack a tar archive, such as lra_release.gz, into the data folder")
-    unpack.add_argument("archive", type=Path, metavar="FILE")
+    unpack = command(
+        actions,
+        "unpack",
+        "unpack a tar archive, such as lra_release.gz, into the data folder",
+        examples=[
+            "fastmax data unpack lra_release.gz",
+            "fastmax data unpack lra_release.gz --data ~/data --max-size 40",
+        ],
+    )
+    unpack.add_argument("archive", type=path_type(existing_file), metavar="FILE", help="the archive, compressed or not")
     add_arguments(unpack, Unpacking)
     unpack.set_defaults(run=_unpack, stopped="stopped; nothing was unpacked")
     for action in actions.choices.values():
         add_arguments(action, DataFolder)
 
 
-def overview(data: Path) -> str:
-    rows = []
+def status(data: Path) -> list[dict[str, Any]]:
+    """Of every data set: what of it is there, and what to do if it is not."""
+    found = []
     for one in data_sets().values():
-        found = [find(data, group) for group in one.patterns]
-        if all(found):
-            state = ", ".join(str(path.relative_to(data)) for names in found for path in names.values())
-        elif one.generated:
-            state = "generated on first use"
+        groups = [find(data, group) for group in one.patterns]
+        there = all(groups)
+        if there or one.generated:
+            advice = "" if there else "generated on first use"
         elif one.remotes:
-            size = sum(remote.size for remote in one.remotes) / 1e6
-            state = f"absent: fastmax data get {one.name} ({size:,.1f} MB)"
+            advice = f"absent: fastmax data get {one.name} ({sum(remote.size for remote in one.remotes) / 1e6:,.1f} MB)"
         else:
-            state = f"absent: fastmax data get {one.name} says where it is"
-        rows.append([one.name, one.what, state])
+            advice = f"absent: fastmax data get {one.name} says where it is"
+        files = [str(path.relative_to(data)) for group in groups for path in group.values()] if there else []
+        found.append({"name": one.name, "what": one.what, "there": there, "files": files, "advice": advice})
+    return found
+
+
+def overview(data: Path) -> str:
+    return _table(data, status(data))
+
+
+def _table(data: Path, found: list[dict[str, Any]]) -> str:
+    rows = [[one["name"], one["what"], ", ".join(one["files"]) or one["advice"]] for one in found]
     return f"Data in {data}\n\n{table(['name', 'what', 'state'], rows)}"
 
 
+def _list(options: argparse.Namespace) -> None:
+    data = data_folder(options)
+    print_result(options, status(data), lambda found: _table(data, found))
+
+
 def _get(options: argparse.Namespace) -> int:
-    one = data_sets()[options.name]
+    one, data = data_sets()[options.name], data_folder(options)
     if not one.remotes:
         print(one.hint, file=sys.stdout if one.generated else sys.stderr)
         return 0 if one.generated else 1
+    there = [find(data, group) for group in one.patterns]
+    if all(there):
+        files = ", ".join(str(path) for group in there for path in group.values())
+        print(f"{one.name} is there already: {files}")
+        return 0
     for remote in one.remotes:
-        print(download.fetch(remote, data_folder(options)))
+        print(download.fetch(remote, data))
     return 0
 
 
 def _unpack(options: argparse.Namespace) -> None:
-    for path in archives.unpack(options.archive, data_folder(options), max_bytes=int(options.max_size * 1e9)):
+    data = data_folder(options)
+    with waiting(f"unpacking {options.archive}"):
+        added = archives.unpack(options.archive, data, max_bytes=int(options.max_size * 1e9))
+    for path in added:
         print(path)

@@ -1,28 +1,40 @@
 """`fastmax lra train | eval | sweep`: the parsers are made from the settings of a run."""
 
 import argparse
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fastmax._progress import waiting
 from fastmax._settings import add_arguments, given, setting
 from fastmax.baselines import SEVEN
-from fastmax.commands.parser import ArgumentValueError, Parser, subcommands
-from fastmax.commands.shared import DataFolder, Threads, data_folder, set_threads
+from fastmax.commands.extras import need
+from fastmax.commands.parser import ArgumentValueError, Parser, command, subcommands
+from fastmax.commands.paths import existing, new_folder, path_type
+from fastmax.commands.shared import (
+    DataFolder,
+    Device,
+    Printing,
+    Threads,
+    check_device,
+    data_folder,
+    print_result,
+    set_threads,
+)
 from fastmax.lra import tasks
-from fastmax.lra.config import ModelPreset, Pace, TrainPreset
-from fastmax.lra.processes import Processes, Share
+from fastmax.lra.config import ModelPreset, Pace, Processes, TrainPreset
 from fastmax.lra.quirks import Quirks, flags
 from fastmax.lra.run import RunConfig, configure
-
-EXTRA = {"accelerate": "accelerate", "safetensors": "safetensors", "tensorboard": "tensorboard", "PIL": "pillow"}
-"""What `fastmax lra` needs beside torch and numpy: modules, and the packages that have them."""
 
 
 @dataclass(frozen=True)
 class Output:
-    out: Path | None = setting("where to write (default: a folder in runs/lra)", default=None, metavar="DIR")
+    out: Path | None = setting(
+        "where to write (default: a folder in runs/lra)", default=None, metavar="DIR", problem=new_folder
+    )
 
 
 @dataclass(frozen=True)
@@ -31,21 +43,50 @@ class Evaluation:
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
-    lra = subparsers.add_parser("lra", help="train and test on the Long Range Arena")
+    lra = command(
+        subparsers,
+        "lra",
+        "train and test on the Long Range Arena",
+        examples=["fastmax lra train --task listops", "fastmax lra eval runs/lra/listops-fastmax2-seed0"],
+    )
     commands = subcommands(lra, "action", ["train", "sweep", "eval"])
-    one = commands.add_parser("train", help="train one attention on one task, then test it")
+    one = command(
+        commands,
+        "train",
+        "train one attention on one task, then test it",
+        examples=[
+            "fastmax lra train --task listops --attention fastmax2",
+            "fastmax lra train --task image --length 256 --steps 1000 --out runs/small",
+            "fastmax lra train --task image --length 256 --steps 1000 --out runs/small --resume",
+        ],
+    )
     _add_run(one)
     add_arguments(one, Processes)
     one.add_argument("--resume", action="store_true", help="continue the run in --out")
-    one.set_defaults(run=_train, stopped="stopped; run it again with --resume to go on")
-    grid = commands.add_parser("sweep", help="train a grid of tasks and attentions; run it again to go on")
+    one.set_defaults(run=_train, torch=True, stopped="stopped; run it again with --resume to go on")
+    grid = command(
+        commands,
+        "sweep",
+        "train a grid of tasks and attentions; run it again to go on",
+        examples=["fastmax lra sweep --tasks listops image --attentions softmax fastmax2 --seeds 0 1 --steps 1000"],
+    )
     _add_run(grid, {"task": tasks.names(), "attention": SEVEN, "seed": (0,)})
-    grid.set_defaults(run=_sweep, stopped="stopped; run it again to go on")
-    score = commands.add_parser("eval", help="score a checkpoint")
-    score.add_argument("checkpoint", type=Path, metavar="FILE", help="a .safetensors file, or the folder of a run")
-    add_arguments(score, Evaluation)
-    add_arguments(score, DataFolder)
-    score.set_defaults(run=_eval)
+    grid.set_defaults(run=_sweep, torch=True, stopped="stopped; run it again to go on")
+    score = command(
+        commands,
+        "eval",
+        "score a checkpoint",
+        examples=[
+            "fastmax lra eval runs/lra/listops-fastmax2-seed0",
+            "fastmax lra eval best.safetensors --split val --json",
+        ],
+    )
+    score.add_argument(
+        "checkpoint", type=path_type(existing), metavar="FILE", help="a .safetensors file, or the folder of a run"
+    )
+    for kind in (Evaluation, DataFolder, Threads, Device, Printing):
+        add_arguments(score, kind)
+    score.set_defaults(run=_eval, torch=True)
 
 
 def _add_run(parser: Parser, many: dict[str, Any] | None = None) -> None:
@@ -53,10 +94,8 @@ def _add_run(parser: Parser, many: dict[str, Any] | None = None) -> None:
     presets = parser.add_argument_group("in the place of the preset's")
     add_arguments(presets, TrainPreset, optional=True)
     add_arguments(presets, ModelPreset, optional=True)
-    add_arguments(parser, Pace)
-    add_arguments(parser, DataFolder)
-    add_arguments(parser, Output)
-    add_arguments(parser, Threads)
+    for kind in (Pace, DataFolder, Output, Threads, Device, Printing):
+        add_arguments(parser, kind)
     parser.add_argument(
         "--historical",
         nargs="*",
@@ -72,19 +111,20 @@ def _train(options: argparse.Namespace) -> None:
     from fastmax.lra.train import is_main_process, train
 
     config = _config(options, options.task, options.attention, options.seed)
-    _check_extra()
-    set_threads(options)
     out = folder(Path("runs/lra"), config) if options.out is None else options.out
-    train(
+    data = _prepare(options)
+    result = train(
         config,
-        data=data_folder(options),
+        data=data,
         out=out,
         resume=options.resume,
         pace=Pace(**given(Pace, options)),
         processes=Processes(**given(Processes, options)),
+        device=options.device,
+        say=_say(options),
     )
     if is_main_process():
-        print(f"written to {out}")
+        print_result(options, result, lambda _: f"written to {out}")
     _part()
 
 
@@ -92,7 +132,6 @@ def _sweep(options: argparse.Namespace) -> None:
     from fastmax.lra.sweep import sweep
     from fastmax.lra.train import is_main_process
     from fastmax.report import lra as report
-    from fastmax.report.terminal import show
 
     configs = [
         _config(options, task, attention, seed)
@@ -100,36 +139,51 @@ def _sweep(options: argparse.Namespace) -> None:
         for task in options.tasks
         for attention in options.attentions
     ]
-    _check_extra()
-    set_threads(options)
     out = Path("runs/lra") if options.out is None else options.out
-    found = sweep(configs, data=data_folder(options), out=out, pace=Pace(**given(Pace, options)))
+    data = _prepare(options)
+    found = sweep(
+        configs, data=data, out=out, pace=Pace(**given(Pace, options)), device=options.device, say=_say(options)
+    )
     if is_main_process():
-        show(report.accuracies(found))
+        print_result(options, found, report.accuracies)
     _part()
 
 
 def _eval(options: argparse.Namespace) -> None:
     from fastmax.lra import checkpoint
     from fastmax.lra.evaluate import evaluate, load_split
+    from fastmax.lra.processes import Share
     from fastmax.lra.train import BEST, make_accelerator
 
-    _check_extra()
     path = options.checkpoint / BEST if options.checkpoint.is_dir() else options.checkpoint
-    if not path.exists():
+    if not path.is_file():
         raise ArgumentValueError(f"argument FILE: {path} is not there")
+    data = _prepare(options)
     held = checkpoint.load(path)
-    accelerator = make_accelerator(held.config.precision)
+    accelerator = make_accelerator(held.config.precision, options.device)
     model = accelerator.prepare(held.config.make_model())
     checkpoint.restore(held, model, None)
     part = Share(accelerator.process_index, accelerator.num_processes)
-    score = evaluate(
-        accelerator, part, model, load_split(held.config, options.split, data_folder(options)), held.config
-    )
+    with waiting("scoring"):
+        score = evaluate(accelerator, part, model, load_split(held.config, options.split, data), held.config)
     if accelerator.is_main_process:
         what = f"{held.config.task}, {held.config.attention}, step {held.position.step:,}, {options.split}"
-        print(f"{what}: loss {score.loss:.4f}, accuracy {score.accuracy:.4f} ({score.examples:,} examples)")
+        text = f"{what}: loss {score.loss:.4f}, accuracy {score.accuracy:.4f} ({score.examples:,} examples)"
+        print_result(options, score._asdict(), lambda _: text)
     _part()
+
+
+def _prepare(options: argparse.Namespace) -> Path:
+    """What can be refused before the work begins; returns the data folder."""
+    check_device(options.device)
+    need("lra")
+    set_threads(options)
+    return data_folder(options)
+
+
+def _say(options: argparse.Namespace) -> Callable[[str], None]:
+    """Beside JSON, words on how it goes are on standard error."""
+    return partial(print, file=sys.stderr) if options.json else print
 
 
 def _config(options: argparse.Namespace, task: str, attention: str, seed: int) -> RunConfig:
@@ -137,16 +191,7 @@ def _config(options: argparse.Namespace, task: str, attention: str, seed: int) -
     for kind in (TrainPreset, ModelPreset, RunConfig):
         changes |= given(kind, options)
     changes |= {"task": task, "attention": attention, "seed": seed, "quirks": Quirks.named(options.historical)}
-    try:
-        return configure(**changes)
-    except ValueError as error:
-        raise ArgumentValueError(f"argument --{error}") from error
-
-
-def _check_extra() -> None:
-    missing = [package for module, package in EXTRA.items() if find_spec(module) is None]
-    if missing:
-        raise OSError(f"{', '.join(missing)} missing: run pip install '.[lra]' in a clone of fastmax")
+    return configure(**changes)
 
 
 def _part() -> None:

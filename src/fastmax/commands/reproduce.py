@@ -4,8 +4,11 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastmax._progress import waiting
 from fastmax._settings import add_arguments, setting
-from fastmax.commands.parser import Parser
+from fastmax.commands.extras import need
+from fastmax.commands.parser import Parser, command
+from fastmax.commands.paths import new_folder
 from fastmax.commands.shared import DataFolder, Threads, data_folder, set_threads
 
 EXPERIMENTS = ("exactness", "scaling", "maps", "dropout", "language", "recall", "lra-speed", "lra")
@@ -19,29 +22,39 @@ class Reproduction:
         default="quick",
         choices=BUDGETS,
     )
-    out: Path | None = setting("where the results are and go (default: out/BUDGET)", default=None, metavar="DIR")
+    out: Path | None = setting(
+        "where the results are and go (default: out/BUDGET)", default=None, metavar="DIR", problem=new_folder
+    )
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
-    reproduce = subparsers.add_parser("reproduce", help="measure what the paper shows, and go on where it was stopped")
+    reproduce = command(
+        subparsers,
+        "reproduce",
+        "measure what the paper shows, and go on where it was stopped",
+        examples=[
+            "fastmax reproduce",
+            "fastmax reproduce --budget cpu --only scaling maps --data ~/data --out out/cpu",
+        ],
+    )
     reproduce.add_argument(
         "--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS), metavar="NAME",
         help=f"which experiments: {', '.join(EXPERIMENTS)} (default: all)",
     )  # fmt: skip
     for kind in (Reproduction, DataFolder, Threads):
         add_arguments(reproduce, kind)
-    reproduce.set_defaults(run=_run, stopped="stopped; run it again to go on")
+    reproduce.set_defaults(run=_run, torch=True, stopped="stopped; run it again to go on")
 
 
 def _run(options: argparse.Namespace) -> int:
-    from fastmax.reproduce import experiments, runner
-
-    set_threads(options)
     out = Path("out") / options.budget if options.out is None else options.out
+    if "lra" in options.only:
+        need("lra")
+    set_threads(options)
+    with waiting("loading"):
+        from fastmax.reproduce import experiments, runner
     chosen = [one for name, one in experiments.EXPERIMENTS.items() if name in options.only]
-    outcome = runner.run(
-        chosen, options.budget, data=data_folder(options), out=out, command=_command(options)
-    )  # fmt: skip
+    outcome = runner.run(chosen, options.budget, data=data_folder(options), out=out, command=_command(options))
     print(f"{outcome.measured} measured, {len(outcome.left_out)} left out; the results are in {out}")
     return 1 if outcome.left_out else 0
 

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict, dataclass
 
 from fastmax._settings import add_arguments, given, setting
-from fastmax.commands.parser import Parser
+from fastmax.commands.parser import Parser, command
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,14 @@ class Tuning:
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
-    tune = subparsers.add_parser(
-        "tune", help="look for tiles of the Triton kernels that are faster on this GPU, to report them"
+    tune = command(
+        subparsers,
+        "tune",
+        "look for tiles of the Triton kernels that are faster on this GPU, to report them",
+        examples=["fastmax tune", "fastmax tune --head-dim 128 --dtype float16"],
     )
     add_arguments(tune, Tuning)
-    tune.set_defaults(run=_tune)
+    tune.set_defaults(run=_tune, torch=True)
 
 
 def _tune(options: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fastmax._progress import Progress
+from fastmax._progress import Progress, waiting
 from fastmax.data.blocks import Block, Source
 from fastmax.data.drafts import draft
 from fastmax.data.files import default_folder
@@ -81,7 +81,8 @@ def _write(folder: Path, source: Source, limit: int | None) -> None:
 def _shown(source: Source, total: int) -> Iterator[Block]:
     """The blocks, with a progress bar if it is known how many examples there will be."""
     if source.count is None:
-        yield from source.blocks()
+        with waiting("reading the examples"):
+            yield from source.blocks()
         return
     with Progress(total, "examples") as bar:
         bar.step("")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack, overload
 from zlib import crc32
 
 import torch
@@ -20,6 +20,51 @@ from fastmax.distributed.exchange import Problem, together
 from fastmax.distributed.group import group_of
 
 
+class Keywords(api.Keywords, total=False):
+    """The keyword arguments that the type of the result does not depend on."""
+
+    check: bool
+
+
+@overload
+def context_parallel_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    mesh: DeviceMesh | ProcessGroup | None = None,
+    return_state: Literal[False] = False,
+    **options: Unpack[Keywords],
+) -> Tensor: ...
+@overload
+def context_parallel_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    mesh: DeviceMesh | ProcessGroup | None = None,
+    return_state: Literal[True],
+    **options: Unpack[Keywords],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def context_parallel_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    mesh: DeviceMesh | ProcessGroup | None = None,
+    return_state: bool,
+    **options: Unpack[Keywords],
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def context_parallel_attention(
     query: Tensor,
     key: Tensor,
@@ -78,6 +123,51 @@ def context_parallel_attention(
     return _parallel(given, options, None, group_of(mesh), check)
 
 
+@overload
+def context_parallel_varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    mesh: DeviceMesh | ProcessGroup,
+    return_state: Literal[False] = False,
+    **options: Unpack[Keywords],
+) -> Tensor: ...
+@overload
+def context_parallel_varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    mesh: DeviceMesh | ProcessGroup,
+    return_state: Literal[True],
+    **options: Unpack[Keywords],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def context_parallel_varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    mesh: DeviceMesh | ProcessGroup,
+    return_state: bool,
+    **options: Unpack[Keywords],
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def context_parallel_varlen_attention(
     query: Tensor,
     key: Tensor,

@@ -38,7 +38,10 @@ def export_onnx(
     Args:
         model: in evaluation mode; it returns tensors.
         dynamic_shapes: as for torch.export.export, for example ({1: Dim("tokens")},) for an input of (batch, tokens).
-        input_names, output_names: of the ONNX graph.
+        args: what the model is called with while it is traced.
+        path: the file to write.
+        input_names: of the ONNX graph.
+        output_names: of the ONNX graph.
     """
     if model.training:
         raise ValueError("the model is in training mode: call model.eval() first, or dropout is exported with it")

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastmax._settings import SettingError
 from fastmax.lra.tasks import Split
 
 
@@ -24,12 +25,51 @@ class Batch:
         return Batch(self.tokens.to(device), lengths, self.labels.to(device))
 
 
-def training_rows(examples: int, batch: int, seed: int, step: int) -> np.ndarray:
-    """The examples of one step. Each epoch is a permutation; a batch may end one epoch and begin the next."""
+POOL = 32
+"""Batches whose examples are sorted by length together: enough to leave little padding, few enough to mix examples."""
+
+
+def training_rows(examples: int, batch: int, seed: int, step: int, *, lengths: np.ndarray | None = None) -> np.ndarray:
+    """The examples of one step. Each epoch is a permutation; a batch may end one epoch and begin the next.
+
+    With the `lengths` of all examples a batch holds examples of similar length: less padding, the same examples per epoch.
+    """
     place = np.arange(step * batch, (step + 1) * batch)
     epochs = place // examples
-    rows = [_permutation(examples, seed, int(epoch))[place[epochs == epoch] % examples] for epoch in np.unique(epochs)]
+    rows = [
+        _order(examples, batch, seed, int(epoch), place[epochs == epoch] % examples, lengths)
+        for epoch in np.unique(epochs)
+    ]
     return np.concatenate(rows)
+
+
+def _order(
+    examples: int, batch: int, seed: int, epoch: int, places: np.ndarray, lengths: np.ndarray | None
+) -> np.ndarray:
+    """What is at these places of an epoch."""
+    order: np.ndarray = _permutation(examples, seed, epoch)
+    if lengths is None:
+        return np.take(order, places)
+    size = POOL * batch
+    pools: list[int] = np.unique(places // size).tolist()
+    grouped: list[np.ndarray] = [
+        _grouped(order[pool * size : (pool + 1) * size], batch, lengths, (seed, epoch, pool)) for pool in pools
+    ]
+    return np.concatenate(grouped).take(places - pools[0] * size)
+
+
+def _grouped(rows: np.ndarray, batch: int, lengths: np.ndarray, seed: tuple[int, ...]) -> np.ndarray:
+    """These examples sorted by length, cut into batches, and the batches in any order."""
+    rows = by_length(rows, lengths)
+    cuts = [rows[i : i + batch] for i in range(0, len(rows), batch)]
+    short = [cuts.pop()] if len(cuts[-1]) < batch else []  # stays last, or the batches after it would straddle two
+    return np.concatenate([*(cuts[i] for i in np.random.default_rng(seed).permutation(len(cuts))), *short])
+
+
+def by_length(rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """These examples, the shortest first; of pairs the longer half counts."""
+    own = np.asarray(lengths[rows])
+    return rows[np.argsort(own if own.ndim == 1 else own.max(-1), kind="stable")]
 
 
 @lru_cache(maxsize=2)
@@ -52,7 +92,7 @@ def take(split: Split, rows: np.ndarray, *, trim: bool = True) -> Batch:
 
 def check_shards(batch: int, world: int) -> None:
     if batch % world:
-        raise ValueError(f"the batch must be a multiple of the number of processes, got {batch} and {world}")
+        raise SettingError("batch", f"must be a multiple of the number of processes, got {batch} and {world}")
 
 
 def shard(rows: np.ndarray, rank: int, world: int) -> np.ndarray:

@@ -88,8 +88,11 @@ def load(path: Path) -> Checkpoint:
         {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
         for prefix in (_MODEL, _OPTIMIZER)
     ]
-    config = RunConfig.from_json(metadata["config"])
-    return Checkpoint(config, Position(**json.loads(metadata["position"])), *parts)
+    try:
+        config = RunConfig.from_json(metadata["config"])
+        return Checkpoint(config, Position(**json.loads(metadata["position"])), *parts)
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:  # whatever strange JSON leads to
+        raise ValueError(f"{path} is no whole checkpoint of fastmax lra ({type(error).__name__}: {error})") from error
 
 
 def load_for(path: Path, config: RunConfig) -> Checkpoint:

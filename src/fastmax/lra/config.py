@@ -65,3 +65,15 @@ class Pace:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How processes share the work. It does not change the numbers of a run, but for the order of sums and the dropout."""
+
+    context_parallel: int = setting(
+        "processes that share a sequence, under torchrun; fastmax only", default=1, at_least=1
+    )
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -7,7 +7,9 @@ from math import log
 import torch
 from torch import Tensor, nn
 
-from fastmax.baselines import Attention, Options, attention
+from fastmax.baselines import Options
+from fastmax.baselines.interface import Attention
+from fastmax.baselines.registry import attention
 from fastmax.call import accumulation_dtype
 from fastmax.lra.config import ModelPreset
 from fastmax.lra.dropout import Dropout

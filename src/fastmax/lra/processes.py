@@ -5,21 +5,10 @@ from typing import Any
 
 from torch import nn
 
-from fastmax._settings import check, setting
+from fastmax._settings import SettingError
 from fastmax.baselines.fastmax import Fastmax
 from fastmax.lra.batches import Batch
-
-
-@dataclass(frozen=True)
-class Processes:
-    """How processes share the work. It does not change the numbers of a run, but for the order of sums and the dropout."""
-
-    context_parallel: int = setting(
-        "processes that share a sequence, under torchrun; fastmax only", default=1, at_least=1
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
+from fastmax.lra.config import Processes
 
 
 @dataclass(frozen=True)
@@ -40,11 +29,11 @@ def share(accelerator: Any, processes: Processes, model: nn.Module) -> Share:
     """Of this process. The model attends over all shards from now on, if there are several; every process must call it."""
     rank, world, shards = accelerator.process_index, accelerator.num_processes, processes.context_parallel
     if world % shards:
-        raise ValueError(f"context_parallel must divide the number of processes, got {shards} and {world}")
+        raise SettingError("context_parallel", f"must divide the number of processes, got {shards} and {world}")
     if shards == 1:
         return Share(rank, world)
     if not any(isinstance(module, Fastmax) for module in model.modules()):
-        raise ValueError("context_parallel is for attentions that are a sum over keys: fastmax1 to fastmax4")
+        raise SettingError("context_parallel", "is for attentions that are a sum over keys: fastmax1 to fastmax4")
     from torch.distributed.device_mesh import init_device_mesh
 
     from fastmax.distributed import parallelize  # DTensor takes long to import

@@ -2,15 +2,17 @@
 
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fastmax._choices import DROPOUT_MODES
 from fastmax._settings import check, rules, setting
 from fastmax.baselines import DECAYS, NAMES, SCALES, Options
-from fastmax.dropout import MODES
 from fastmax.lra import presets, tasks
 from fastmax.lra.config import ModelPreset, TrainPreset
-from fastmax.lra.model import Classifier, attention_options, classifier
 from fastmax.lra.quirks import Quirks
+
+if TYPE_CHECKING:
+    from fastmax.lra.model import Classifier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +25,13 @@ class RunConfig:
     model: ModelPreset
     train: TrainPreset
     scale: str = setting("of fastmax", default=Options.scale, choices=SCALES)
-    decay: str = setting("of fastmax, in both directions", default=Options.decay, choices=DECAYS)
-    dropout_mode: str = setting("of fastmax", default=Options.dropout_mode, choices=MODES)
+    decay: str = setting("of fastmax and softmax, in both directions", default=Options.decay, choices=DECAYS)
+    standardized: bool = setting("of softmax: standardized queries and keys", default=Options.standardized)
+    dropout_mode: str = setting("of fastmax", default=Options.dropout_mode, choices=DROPOUT_MODES)
     seed: int = setting("of weights, order and dropout", default=0, at_least=0, below=2**63)
     length: int | None = setting("cut sequences to so many tokens", default=None, at_least=1)
     train_examples: int | None = setting("use only the first so many", default=None, at_least=1)
+    group_lengths: bool = setting("batches of examples of similar length: less padding", default=False)
     eval_examples: int | None = setting("use only the first so many of dev and test", default=None, at_least=1)
     eval_every: int | None = setting(
         "steps between looks at the dev set (default: a twentieth of all)", default=None, at_least=1
@@ -66,9 +70,12 @@ class RunConfig:
     def task_shape(self) -> tasks.Task:
         return tasks.task(self.task, length=self.length)
 
-    def make_model(self) -> Classifier:
+    def make_model(self) -> "Classifier":
+        from fastmax.lra.model import attention_options, classifier  # needs torch, which a configuration does not
+
         options = attention_options(
-            self.model, Options(scale=self.scale, decay=self.decay, dropout_mode=self.dropout_mode)
+            self.model,
+            Options(scale=self.scale, decay=self.decay, dropout_mode=self.dropout_mode, standardized=self.standardized),
         )
         return classifier(self.task_shape(), self.model, self.attention, options=options, quirks=self.quirks)
 

@@ -19,11 +19,14 @@ def sweep(
     data: Path,
     out: Path,
     pace: Pace | None = None,
+    device: str = "auto",
     say: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
     """Each run resumes where it was; those with a result are not repeated."""
     results = []
     for number, config in enumerate(configs, 1):
         say(f"[{number}/{len(configs)}] {config.task}, {config.attention}, seed {config.seed}")
-        results.append(train(config, data=data, out=folder(out, config), resume=True, pace=pace, say=say))
+        results.append(
+            train(config, data=data, out=folder(out, config), resume=True, pace=pace, device=device, say=say)
+        )
     return results

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fastmax._atomic_file import remove_partial, write_whole
-from fastmax._progress import Progress
+from fastmax._progress import Progress, waiting
 from fastmax.lra import checkpoint, tasks
 from fastmax.lra.batches import check_shards, shard, take, training_rows
 from fastmax.lra.checkpoint import Position
-from fastmax.lra.config import Pace
+from fastmax.lra.config import Pace, Processes
 from fastmax.lra.evaluate import batches, evaluate, load_split
 from fastmax.lra.metrics import Metrics
-from fastmax.lra.processes import Processes, Share, share
+from fastmax.lra.processes import Share, share
 from fastmax.lra.run import RunConfig
 from fastmax.lra.run_folder import exclusive
 from fastmax.lra.schedule import learning_rate
@@ -30,11 +30,12 @@ from fastmax.lra.tasks import Split
 LATEST, BEST, RESULT = "checkpoint.safetensors", "best.safetensors", "result.json"
 
 
-def make_accelerator(precision: str) -> Any:
-    """One per process, on what accelerate and torchrun say of the machines, else on this one alone."""
-    from accelerate import Accelerator  # type: ignore[import-untyped]
+def make_accelerator(precision: str, device: str = "auto") -> Any:
+    """One per process, on what accelerate and torchrun say of the machines, else on this one; "cpu" leaves GPUs alone."""
+    with waiting("loading accelerate"):
+        from accelerate import Accelerator  # type: ignore[import-untyped]
 
-    return Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=precision)
+    return Accelerator(cpu=device == "cpu" or not torch.accelerator.is_available(), mixed_precision=precision)
 
 
 def is_main_process() -> bool:
@@ -52,6 +53,7 @@ def train(
     resume: bool = False,
     pace: Pace | None = None,
     processes: Processes | None = None,
+    device: str = "auto",
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train, test the best checkpoint, write and return the result. `resume` continues if there is something to continue.
@@ -59,7 +61,7 @@ def train(
     A run that is refused, for its settings, its data or because another one holds the folder, writes nothing.
     """
     pace = Pace() if pace is None else pace
-    accelerator = make_accelerator(config.precision)
+    accelerator = make_accelerator(config.precision, device)
     model = _first_weights(config)
     part = share(accelerator, Processes() if processes is None else processes, model)
     check_shards(config.train.batch, part.world)
@@ -120,7 +122,7 @@ def _run(
             position = _loop(accelerator, part, model, optimizer, splits, config, position, out, pace, metrics, say)
     else:
         position = _loop(accelerator, part, model, optimizer, splits, config, position, out, pace, None, say)
-    return _finish(accelerator, part, model, config, position, splits["test"], out, say)
+    return _finish(accelerator, part, model, config, position, splits, out, say)
 
 
 def _found(config: RunConfig, out: Path, resume: bool) -> checkpoint.Checkpoint | None:
@@ -189,7 +191,8 @@ def _step(
     accelerator: Any, part: Share, model: nn.Module, optimizer: Any, split: Split, config: RunConfig, step: int
 ) -> tuple[Tensor, Tensor]:
     """One update. Returns the loss and the accuracy of this process's part of the batch."""
-    rows = training_rows(len(split.labels), config.train.batch, config.seed, step)
+    lengths = split.lengths if config.group_lengths else None
+    rows = training_rows(len(split.labels), config.train.batch, config.seed, step, lengths=lengths)
     batch = take(split, shard(rows, part.rank, part.world), trim=not config.quirks.full_length_mean)
     batch = part.of(batch).to(accelerator.device)
     torch.manual_seed(step_seed(config.seed, step, accelerator.process_index))
@@ -244,18 +247,20 @@ def _finish(
     model: nn.Module,
     config: RunConfig,
     position: Position,
-    split: Split,
+    splits: dict[str, Split],
     out: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     accelerator.wait_for_everyone()
     checkpoint.restore(checkpoint.load(out / BEST), model, None)
-    score = evaluate(accelerator, part, model, split, config)
+    with waiting("testing"):
+        score = evaluate(accelerator, part, model, splits["test"], config)
     result = {
         "config": json.loads(config.to_json()),
         "test": score._asdict(),
         "dev_accuracy": position.best_accuracy,
         "best_step": position.best_step,
+        "examples": {name: len(split.labels) for name, split in splits.items()},
         "parameters": sum(p.numel() for p in model.parameters()),
     }
     if accelerator.is_main_process:

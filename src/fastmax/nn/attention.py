@@ -232,7 +232,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
             return output, None
         dtype = accumulation_dtype(q.dtype, k.dtype)
         with torch.autocast(q.device.type, enabled=False):
-            weights = attention_matrix(q.to(dtype), k.to(dtype), mask, is_causal, log_decay=log_decay, **options)
+            weights = self._matrix(q.to(dtype), k.to(dtype), mask, is_causal, log_decay=log_decay, **options)
         weights = weights.to(v.dtype)[:, :, hidden:].roll(-len(extra), -1)
         weights = weights.mean(1) if average_attn_weights else weights
         return output, weights.squeeze(0) if batch is None else weights
@@ -271,6 +271,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
 
     # What a layer with the same projections, positions and gate around another attention replaces.
     _attend: Callable[..., Tensor] = staticmethod(fastmax_attention)
+    _matrix: Callable[..., Tensor] = staticmethod(attention_matrix)
 
     def _log_decay(self, key: Tensor) -> Tensor | None:
         """(B, num_kv_heads, L) or (num_kv_heads, 1)."""

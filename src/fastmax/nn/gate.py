@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid
 
+from fastmax import _choices
 from fastmax.call import accumulation_dtype
 
-KINDS = ("learned", "gated")
+KINDS = _choices.DECAYS
 
 
 def start_bias(heads: int, memory: tuple[float, float]) -> Tensor:

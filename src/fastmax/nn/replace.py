@@ -10,7 +10,12 @@ from fastmax.nn.options import MEMORY, LayerOptions
 
 
 class Replacement(NamedTuple):
-    """What `replace_attention` did: the names of the layers it replaced, and why it left others alone."""
+    """What `replace_attention` did.
+
+    Attributes:
+        replaced: the names of the layers it replaced.
+        skipped: the names of those it left alone, each with the reason.
+    """
 
     replaced: tuple[str, ...]
     skipped: dict[str, str]
@@ -41,6 +46,9 @@ def replace_attention(
     layer, and nn.TransformerEncoder is told (use_nested_tensor = False) not to make nested tensors of padded batches.
 
     A function that reads a layer's weights and calls F.multi_head_attention_forward by itself goes on with softmax.
+
+    Returns:
+        The names of what was replaced, and why other attentions were left alone.
     """
     options = LayerOptions(
         order, scale, learn_scale, normalize, rotary, rotary_base, decay, memory, dropout_mode, backend

@@ -21,13 +21,14 @@ def summary(measured: dict[str, Any]) -> str:
             ]
         )
     header = ["context", "fastmax", "softmax", "speed-up", "cache, MB", "softmax", "process, MB", "softmax"]
-    grown = {name: growth(measured, name) / 1e6 for name in ("fastmax", "softmax")}
     steps = [cell["seconds"]["fastmax"]["best"] for cell in measured["cells"]]
     first, last = measured["cells"][0]["context"], measured["cells"][-1]["context"]
+    grown = {int(layers): x / 1e6 for layers, x in measured["growth_by_layers"].items()}
+    told = ", ".join(f"{x:.1f} MB with {layers} layer{'s' * (layers > 1)}" for layers, x in grown.items())
     lines = [
         f"Slowest over fastest context: {max(steps) / min(steps):.2f}",
-        f"From {first:,} to {last:,} tokens the process grows by {grown['fastmax']:.1f} MB in all with FastmaxCache, by "
-        f"{grown['softmax']:.0f} MB with keys and values",
+        f"From {first:,} to {last:,} tokens the process grows by {growth(measured, 'softmax') / 1e6:.0f} MB with keys and "
+        f"values, with FastmaxCache by {told}: {growth_per_layer(measured) / 1e6:.2f} MB per added layer",
     ]
     title = (
         f"A token of generation, {measured['layers']} layers, {measured['heads']} heads ({measured['kv_heads']} of keys) of "
@@ -40,6 +41,13 @@ def growth(measured: dict[str, Any], name: str) -> float:
     """Bytes of the process, from the first context to the last: what layers keep, and the ids and masks of generate()."""
     first, last = (measured["cells"][i]["resident_bytes"][name] for i in (0, -1))
     return float(last - first)
+
+
+def growth_per_layer(measured: dict[str, Any]) -> float:
+    """Bytes by which a model with one layer more grows more: the ids and masks of generate() are those of all layers."""
+    grown = {int(layers): x for layers, x in measured["growth_by_layers"].items()}
+    few, many = min(grown), max(grown)
+    return float(grown[many] - grown[few]) / (many - few)
 
 
 def draw(measured: dict[str, Any], path: str | PathLike[str]) -> None:

@@ -1,7 +1,10 @@
-"""Shows a report: drawn by rich in a terminal if it is installed, as plain Markdown everywhere else."""
+"""Shows a report: drawn by rich in a terminal if it is installed, as plain text everywhere else; as wide as there is room."""
 
 import sys
 from importlib.util import find_spec
+from shutil import get_terminal_size
+
+from fastmax.report.fit import fit
 
 
 def show(report: str) -> None:
@@ -11,4 +14,4 @@ def show(report: str) -> None:
 
         Console().print(Markdown(report))
     else:
-        print(report)
+        print(fit(report, get_terminal_size().columns))

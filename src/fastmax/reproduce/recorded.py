@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastmax.baselines import Attention
+from fastmax.baselines.interface import Attention
 from fastmax.nn import FastmaxAttention
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fastmax.baselines import Options, attention
+from fastmax.baselines import Options
+from fastmax.baselines.registry import attention
 from fastmax.lra.config import ModelPreset
 from fastmax.lra.model import Block
 

@@ -28,8 +28,12 @@ class FastmaxState(Memory):
     Args:
         tensor: (B, Hkv, F, Dv + 1), fp32 or fp64: the state that `fastmax_attention` returned. It is copied.
         tokens: (B,), int64: how many keys are in it, those that a mask hides not counted. Copied too.
-        head_dim, order, scale, normalize: those of the calls of `fastmax_attention`, fixed at creation. A scale that is a
-            tensor is not copied: it may be learned.
+        head_dim: the channels of a key, D. Like the next three that of the calls of `fastmax_attention`, fixed at creation.
+        order: the degree of the polynomial.
+        scale: multiplies s = q̂ . k̂; default that of the function, 1 for even orders and 1 / D for odd ones. **A layer has
+            another one**: decode a layer by `layer.new_state`, or pass scale=layer.any_scale. A tensor is not copied: it may
+            be learned.
+        normalize: what is done to queries and keys; False for those of a layer with rotary positions.
         log_decay: (B, Hkv): the total of log_decay over those keys, if there was any; states that are older need it.
     """
 
@@ -85,7 +89,20 @@ class FastmaxState(Memory):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> Self:
-        """No keys yet. `value_dim` defaults to `head_dim`; `dtype` is that of the sums, fp32 or fp64."""
+        """No keys yet, to be filled by `update` or `step`. For a layer, `layer.new_state(batch)` makes one that fits.
+
+        Args:
+            batch: how many sequences, B.
+            num_kv_heads: heads of keys and values, Hkv.
+            head_dim: channels of a key, D.
+            value_dim: channels of a value, Dv; default D.
+            order: the degree of the polynomial.
+            scale: default that of `fastmax_attention`, 1 for even orders and 1 / D for odd ones, **not that of a layer**,
+                which is 1 / sqrt(D): for queries and keys of a layer pass scale=layer.any_scale.
+            normalize: as in `fastmax_attention`.
+            dtype: of the sums, fp32 or fp64.
+            device: where they are.
+        """
         value_dim = head_dim if value_dim is None else value_dim
         checks.options(head_dim, order, normalize)
         checks.sizes(batch, num_kv_heads, value_dim, dtype)

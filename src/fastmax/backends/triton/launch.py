@@ -205,9 +205,9 @@ def read_vjp(
                 span.start, rows.length(span), columns.length(span), table.per_sequence, work.chunk, work.key_heads,
                 *own.a.stride()[:3], *other.a.stride()[:3], *rows.raw.stride()[:3], *out.stride()[:3],
                 work.call.scale if rows.are_queries else 1.0,
-                **_flags(work, sums), DR=shape.dim, DVR=shape.value_dim, BT=tiles.vjp_rows, BS=tiles.vjp_columns,
-                REVERSE=not rows.are_queries, QUERIES=rows.are_queries, SCALED=d_scale is not None, NORM=options.normalize,
-                EPS=EPS, num_warps=tiles.vjp_warps, num_stages=tiles.vjp_stages,
+                **_flags(work, sums), DR=shape.dim, DVR=shape.value_dim, U=tiles.vjp_unroll, BT=tiles.vjp_rows,
+                BS=tiles.vjp_columns, REVERSE=not rows.are_queries, QUERIES=rows.are_queries, SCALED=d_scale is not None,
+                NORM=options.normalize, EPS=EPS, num_warps=tiles.vjp_warps, num_stages=tiles.vjp_stages,
             )  # fmt: skip
 
 

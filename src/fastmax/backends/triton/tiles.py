@@ -28,6 +28,8 @@ class Tiles:
     """read: rows of a program"""
     columns: int = 64
     """read: columns of a step of the dense form"""
+    vjp_unroll: int = 1
+    """read_vjp: channels m of a step"""
     vjp_rows: int = 128
     vjp_columns: int = 64
     warps: int = 4
@@ -52,8 +54,10 @@ def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch
     large, amd = width >= 64, arch.startswith("gfx")
     found = Tiles(
         chunk=128 if order == 1 else 256 if width <= 32 else 512 if width == 64 else 2048,
-        block=32 if head_dim >= 64 else 16,
-        sums=8 if width == 64 else 4 if width == 128 else 16,
+        block=min(head_dim, 32),
+        sums=16 if width == 16 else 8 if width <= 64 else 4,
+        unroll=4 if width <= 32 else 2,
+        vjp_unroll=4 if width <= 32 else 2 if width == 64 else 1,
         warps=8 if large else 4,
         vjp_warps=8 if large else 4,
     )
@@ -61,11 +65,21 @@ def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch
         found = replace(found, vjp_rows=64, vjp_columns=32)
     if width == 32:
         found = replace(found, rows=64)
+    if width == 16 and order == 2 and multiplies_by_warps(arch):  # so little of it that a warp has to do more
+        found = replace(found, unroll=8, columns=32, warps=2, sum_warps=1, vjp_unroll=8, vjp_rows=128, vjp_warps=2)
     if amd and width == 128:  # which has 64 KB of shared memory
-        found = replace(found, rows=64, columns=32, sums=2, stages=1, vjp_rows=32, vjp_stages=1)
+        found = replace(found, rows=64, columns=32, sums=2, stages=1, vjp_rows=32, vjp_stages=1, warps=4, vjp_warps=4)
     if dtype != torch.bfloat16:  # of fp32, products of which are three
         found = replace(found, sums=min(4, found.sums), tokens=32, rows=64, columns=32, vjp_rows=32, vjp_columns=32)
+        found = replace(
+            found, unroll=2, vjp_unroll=1, sum_warps=8, warps=max(4, found.warps), vjp_warps=max(4, found.vjp_warps)
+        )
     return found
+
+
+def multiplies_by_warps(arch: str) -> bool:
+    """Whether a single warp makes a product (mma.sync), and not four of them together (wgmma, tcgen05)."""
+    return arch.startswith(("sm_8", "sm_12"))
 
 
 def planned(tiles: Tiles, plan: Plan) -> Tiles:

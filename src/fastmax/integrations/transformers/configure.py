@@ -31,6 +31,7 @@ def configure(
     after this. Where a module has them already with the same options, its parameters stay; with other ones they are new.
 
     Args:
+        model: of any architecture that uses transformers' attention interface; changed in place.
         order: the degree of the polynomial, 1 to 4.
         normalize: True standardizes queries and keys, "rms" divides by their root mean square, False leaves them. Default:
             "rms" in modules that apply rotary positions, which it commutes with, True in others.
@@ -40,7 +41,8 @@ def configure(
             rate per head; a child module `fastmax.gate`.
         memory: where the decays start: head by head from a reach of 2^memory[0] tokens to one of 2^memory[1].
         window: keep softmax in these layers, over this many of the last tokens, instead of Fastmax.
-        dropout_mode, backend: as in `fastmax_attention`.
+        dropout_mode: as in `fastmax_attention`.
+        backend: as in `fastmax_attention`.
         layers: names of the attention modules that these options are for; default: all. Others keep what they were told
             before, or get the defaults.
 

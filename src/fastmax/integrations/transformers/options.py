@@ -58,9 +58,11 @@ class AttentionOptions:
 class AttentionParameters(nn.Module):
     """The child `fastmax` of an attention module: its options, and the parameters that they ask for.
 
-    head_scale: (Hq,), one scale per query head, if `learn_scale`; else None.
-    gate: a `fastmax.nn.gate.Gate`, if `decay`; else None. It reads the token's values, (B, N, Hkv * Dv), which every
-        cache of keys and values has for earlier tokens too, so that all ways to generate give the same tokens.
+    Attributes:
+        options: what `configure` was told for this module.
+        head_scale: (Hq,), one scale per query head, if `learn_scale`; else None.
+        gate: a `fastmax.nn.gate.Gate`, if `decay`; else None. It reads the token's values, (B, N, Hkv * Dv), which every
+            cache of keys and values has for earlier tokens too, so that all ways to generate give the same tokens.
     """
 
     head_scale: nn.Parameter | None

@@ -17,13 +17,14 @@ from fastmax.integrations.transformers.refusals import RefusedError
 class Verification:
     """Names of modules, by what happened to them.
 
-    fastmax: ran Fastmax.
-    softmax: kept softmax, in a window of their own, and why.
-    refused: the layer that asked for what Fastmax cannot honour, and what that was; "" where a mask was refused before any
-        layer ran. The run ends there.
-    unreached: use the attention interface, but did not run with these inputs (or not before the refusal).
-    ignored: called attention, and do not use the interface: they do what they always did.
-    multihead: nn.MultiheadAttention, which `fastmax.replace_attention` can replace.
+    Attributes:
+        fastmax: ran Fastmax.
+        softmax: kept softmax, in a window of their own, and why.
+        refused: the layer that asked for what Fastmax cannot honour, and what that was; "" where a mask was refused before
+            any layer ran. The run ends there.
+        unreached: use the attention interface, but did not run with these inputs (or not before the refusal).
+        ignored: called attention, and do not use the interface: they do what they always did.
+        multihead: nn.MultiheadAttention, which `fastmax.replace_attention` can replace.
     """
 
     fastmax: tuple[str, ...]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from fastmax._settings import SettingError
 from fastmax.data import cache
 from fastmax.data.registry import DataSet
 from fastmax.lra.tasks import image, listops, pathfinder, pixels, retrieval, text
@@ -47,9 +48,9 @@ def task(name: str, *, length: int | None = None) -> Task:
     if length is None:
         return official
     if official.pads and not _SHORTEST <= length <= official.length:
-        raise ValueError(f"length must be from {_SHORTEST} to {official.length} for {name}, got {length}")
+        raise SettingError("length", f"must be from {_SHORTEST} to {official.length} for {name}, got {length}")
     if not official.pads and length not in pixels.LENGTHS:
-        raise ValueError(f"length must be one of {', '.join(map(str, pixels.LENGTHS))} for {name}, got {length}")
+        raise SettingError("length", f"must be one of {', '.join(map(str, pixels.LENGTHS))} for {name}, got {length}")
     return replace(official, length=length)
 
 

@@ -10,9 +10,19 @@ from fastmax.report.page import documents, html
 from fastmax.report.page.documents import Results
 from fastmax.report.page.drawing import draw, for_page
 from fastmax.report.page.parts import Chart, Section, Table
-from fastmax.report.page.sections import dropout, exactness, language, lra, lra_speed, maps, recall, scaling
+from fastmax.report.page.sections import (
+    dropout,
+    exactness,
+    language,
+    lra,
+    lra_settings,
+    lra_speed,
+    maps,
+    recall,
+    scaling,
+)
 
-SECTIONS = (scaling, maps, dropout, lra, lra_speed, language, recall, exactness)
+SECTIONS = (scaling, maps, dropout, lra, lra_speed, language, lra_settings, recall, exactness)
 PAGE, FIGURES, TABLES = "index.html", "figures", "tables"
 
 

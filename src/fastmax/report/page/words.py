@@ -8,6 +8,7 @@ NAMES = {
     "maps": "Attention maps",
     "dropout": "Dropout",
     "language": "Scale, order and decay in language",
+    "lra-settings": "Scale, order and decay in encoders",
     "recall": "Recall",
     "lra-speed": "Long Range Arena, speed and memory",
     "lra": "Long Range Arena, accuracy",

@@ -69,7 +69,10 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
                 for t0 in range(c * chunk, tl.minimum((c + 1) * chunk, n), BT):
                     x = X + (row + t0) * D
                     xm = tl.load(x + (m[:, None] + ot[None, :] * D), mask=(t0 + ot < n)[None, :], other=0.0)
-                    xl = tl.load(x + (l[:, None] + ot[None, :] * D), mask=(t0 + ot < n)[None, :], other=0.0)
+                    if G == D:  # the only program with pairs has them all
+                        xl = xm
+                    else:
+                        xl = tl.load(x + (l[:, None] + ot[None, :] * D), mask=(t0 + ot < n)[None, :], other=0.0)
                     a = A + (row + t0) * DV + (ot[:, None] * DV + ov[None, :])
                     values = tl.load(a, mask=(t0 + ot < n)[:, None], other=0.0)
                     phi = tl.reshape(xm[:, None, :] * xl[None, :, :], (G * B, BT))

@@ -40,6 +40,39 @@ def tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT: tl.constexpr
 
 
 @triton.jit
+def head_of_rows(b, lo, tokens, tokens_y, key_heads, GROUPS: tl.constexpr, QUERIES: tl.constexpr):
+    """Of rows that are queries, else keys: head, key head, heads of the columns, where the rows begin, and their decays."""
+    h = tl.program_id(1)
+    if QUERIES:
+        hk = h // GROUPS
+        return (
+            h,
+            hk,
+            key_heads,
+            (wide(b) * key_heads * GROUPS + h) * tokens + lo,
+            (wide(b) * key_heads + hk) * tokens_y + lo,
+        )
+    else:
+        row = (wide(b) * key_heads + h) * tokens + lo
+        return h, h, key_heads * GROUPS, row, row
+
+
+@triton.jit
+def slot_of_rows(CHUNKS, i, t0, chunk, CAUSAL: tl.constexpr, REVERSE: tl.constexpr, HAS_IN: tl.constexpr):
+    """The state that rows from t0 on read, and whether there is anything in it: the first chunk (REVERSE: the last) has none."""
+    if not CAUSAL:
+        return i, True
+    else:
+        slot = tl.load(CHUNKS + i) + t0 // chunk
+        if HAS_IN:
+            return slot, True
+        elif REVERSE:
+            return slot, slot + 1 < tl.load(CHUNKS + i + 1)
+        else:
+            return slot, t0 >= chunk
+
+
+@triton.jit
 def seen(t0, chunk, n_y, BT: tl.constexpr, BS: tl.constexpr, CAUSAL: tl.constexpr, REVERSE: tl.constexpr):
     """Columns that the rows from t0 on see densely: of their chunk those up to the diagonal (REVERSE: from it on); else all."""
     if not CAUSAL:

@@ -4,16 +4,28 @@
     else      rows are keys, columns are queries with w, the state is T: the gradient of the values (and, with DECAY, of c)
 
 Schedule: a program takes BT rows of one head. It loops over the pairs I >= J of blocks of B channels, U channels m of block I
-at a time: the features x_m x_l are products of U and of B loaded channels, made in registers, and the product of BT x (U * B)
-features with as many rows of the state is one step on the tensor cores. (From U = 4 on the features would go through shared
-memory.) Then it loops over the columns it sees, BS at a time. The sums are about the centre c of the keys. With b = q . c queries
-multiply them by f(b), f'(b) and 1, by degree; keys read with k - c (X_STATE) what queries have multiplied. The denominator is read in two products, of the high and the low halves of its column.
+at a time. For each m the features x_m x_J are made in registers, and the product of BT x B of them with as many rows of the state
+is one step on the tensor cores. (x_m is a column of its own, not a tile with its neighbours, which would go through shared
+memory.) With a single block x_J is loaded once. Then it loops over the columns it sees, BS at a time.
+
+The sums are about the centre c of the keys. With b = q . c queries multiply them by f(b), f'(b) and 1, by degree; keys read with
+k - c (X_STATE) what queries have multiplied. The denominator is read in two products, of the high and the low halves of its column.
 """
 
 import triton
 import triton.language as tl
 
-from fastmax.backends.triton.kernels.common import faded, seen, sequence, split, tile_of_rows, weight, wide
+from fastmax.backends.triton.kernels.common import (
+    faded,
+    head_of_rows,
+    seen,
+    sequence,
+    slot_of_rows,
+    split,
+    tile_of_rows,
+    weight,
+    wide,
+)  # fmt: skip
 
 
 @triton.jit(
@@ -37,25 +49,14 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
     if t0 >= n:
         return
     _, lo_y, n_y = sequence(CU_Y, i, start, length_y, PACKED)
-    h = tl.program_id(1)
-    hk = h // GROUPS if FORWARD else h
-    heads = key_heads * GROUPS if FORWARD else key_heads
-    heads_y = key_heads if FORWARD else key_heads * GROUPS
+    h, hk, heads_y, row, fade_row = head_of_rows(b, lo, tokens, tokens_y, key_heads, GROUPS, FORWARD)
     od, ov, os = tl.arange(0, D), tl.arange(0, DV), tl.arange(0, BS)
     t = t0 + tl.arange(0, BT)
     mt = t < n
-    row = (wide(b) * heads + h) * tokens + lo
-    fade_row = (wide(b) * key_heads + hk) * (tokens_y if FORWARD else tokens) + lo
     acc = tl.zeros((BT, DV), dtype=tl.float32)
     g = tl.zeros((BT,), dtype=tl.float32)
     if STATE:
-        slot = tl.load(CHUNKS + i) + t0 // chunk if CAUSAL else i
-        if HAS_IN or not CAUSAL:
-            reads = True
-        elif REVERSE:
-            reads = slot + 1 < tl.load(CHUNKS + i + 1)
-        else:
-            reads = t0 >= chunk
+        slot, reads = slot_of_rows(CHUNKS, i, t0, chunk, CAUSAL, REVERSE, HAS_IN)
         if reads:
             own = wide(i) * key_heads + hk
             state = S + (wide(slot) * key_heads + hk) * ROWS * DV
@@ -88,15 +89,21 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
                         xb = tl.load(x + (block * 16 + ob)[None, :], mask=mt[:, None], other=0.0)
                         g += 0.5 * tl.sum(xb.to(tl.float32) * zx, 1)
             if ORDER == 2:
-                ol, ou, rows = tl.arange(0, B), tl.arange(0, U), tl.arange(0, U * B)
+                ol = tl.arange(0, B)
                 I, J, m = 0, 0, 0
+                if NB == 1:
+                    xj = (wide_x * 0.5).to(DT)
                 for _ in range(P * B // U):
-                    half = tl.where(I == J, 0.5, 1.0)  # a block with itself holds x_m x_l and x_l x_m
-                    xj = tl.load(x + (J * B + ol)[None, :], mask=mt[:, None], other=0.0)
-                    xm = tl.load(x + (I * B + m + ou)[None, :], mask=mt[:, None], other=0.0)
-                    xm = (xm.to(tl.float32) * half).to(DT)
-                    phi = tl.reshape(xm[:, :, None] * xj[:, None, :], (BT, U * B))
-                    acc = tl.dot(phi, tl.load(state + rows[:, None] * DV + ov[None, :]), acc, input_precision=PRECISION)
+                    if NB > 1:
+                        # a block with itself holds x_m x_l and x_l x_m
+                        xj = tl.load(x + (J * B + ol)[None, :], mask=mt[:, None], other=0.0)
+                        half = tl.where(I == J, 0.5, 1.0).to(DT)
+                    for u in tl.static_range(U):
+                        xm = tl.load(X_STATE + (row + t) * D + (I * B + m + u), mask=mt, other=0.0)
+                        if NB > 1:
+                            xm *= half
+                        rows = tl.load(state + (u * B + ol)[:, None] * DV + ov[None, :])
+                        acc = tl.dot(xj * xm[:, None], rows, acc, input_precision=PRECISION)
                     state += U * B * DV
                     m += U  # then the next J of this I, then the next I
                     pair_done = m == B

@@ -3,10 +3,11 @@
     QUERIES   rows are queries with a = w, columns are keys with their values, the state is S: dq
     else      rows are keys with a = [v, 1], columns are queries with w, the state is T: dk
 
-Schedule: a program takes BT rows of one head. For each channel m it makes one product of x_m a, BT x DV, with the D rows
-S[m, :] of the state; what is stored as the pair (l, m) is read from there. Then it loops over the columns it sees, BS at a
-time. It ends with the gradient through the scale and the normalization, from the raw tokens. With sums about the centre c of the
-keys and b = q . c:
+Schedule: a program takes BT rows of one head. First what has degree one, BV value channels at a time, so that few registers are
+held; then the denominator's part. Then for each channel m, U of them in a step, one product of x_m a, BT x DV, with the D rows
+S[m, :] of the state; what is stored as the pair (l, m) is read from there. Then it loops over the columns it sees, BS at a time.
+It ends with the gradient through the scale and the normalization, from the raw tokens. With sums about the centre c of the keys
+and b = q . c:
 
     dq = f'(b) S1 a + S2 a q + c (f'(b) S0 a + q . S1 a)        dk = T1 a + T2 a (k - c)
 
@@ -18,9 +19,11 @@ import triton.language as tl
 
 from fastmax.backends.triton.kernels.common import (
     faded,
+    head_of_rows,
     normalize_rows,
     seen,
     sequence,
+    slot_of_rows,
     split,
     tile_of_rows,
     weight,
@@ -45,7 +48,7 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
              OWNER, FIRST, CHUNKS, CU, CU_Y, tokens, tokens_y, start, length, length_y, per_sequence, chunk, key_heads,
              a_b, a_h, a_n, y_b, y_h, y_n, raw_b, raw_h, raw_n, dx_b, dx_h, dx_n, scale,
              DR: tl.constexpr, D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr,
-             B: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, GROUPS: tl.constexpr, CAUSAL: tl.constexpr,
+             B: tl.constexpr, U: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, GROUPS: tl.constexpr, CAUSAL: tl.constexpr,
              REVERSE: tl.constexpr, QUERIES: tl.constexpr, STATE: tl.constexpr, DENSE: tl.constexpr,
              HAS_IN: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, DECAY: tl.constexpr,
              SCALED: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
@@ -58,45 +61,41 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
     ROWS: tl.constexpr = P * B * B + D
     SQUARE: tl.constexpr = D * D if ORDER == 2 else 0
     COLUMN: tl.constexpr = SQUARE + D + DV + 1
+    BV: tl.constexpr = min(DV, 32)
     DT: tl.constexpr = X.dtype.element_ty
     i, b, lo, n, t0 = tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT, PACKED)
     if t0 >= n:
         return
     _, lo_y, n_y = sequence(CU_Y, i, start, length_y, PACKED)
-    h = tl.program_id(1)
-    hk = h // GROUPS if QUERIES else h
-    heads = key_heads * GROUPS if QUERIES else key_heads
-    heads_y = key_heads if QUERIES else key_heads * GROUPS
+    h, hk, heads_y, row, fade_row = head_of_rows(b, lo, tokens, tokens_y, key_heads, GROUPS, QUERIES)
     od, ov, os = tl.arange(0, D), tl.arange(0, DV), tl.arange(0, BS)
     t = t0 + tl.arange(0, BT)
     mt = t < n
-    row = (wide(b) * heads + h) * tokens + lo
-    fade_row = (wide(b) * key_heads + hk) * (tokens_y if QUERIES else tokens) + lo
     a1 = tl.load(A1 + row + t, mask=mt, other=0.0)
     keep = mt if QUERIES or not MASKED else mt & (a1 != 0.0)
     place = A + wide(b) * a_b + wide(h) * a_h + wide(lo + t)[:, None] * a_n + ov[None, :]
     values = keep[:, None] & (ov < DVR)[None, :]
     acc = tl.zeros((BT, D), dtype=tl.float32)
     if STATE:
-        slot = tl.load(CHUNKS + i) + t0 // chunk if CAUSAL else i
-        if HAS_IN or not CAUSAL:
-            reads = True
-        elif REVERSE:
-            reads = slot + 1 < tl.load(CHUNKS + i + 1)
-        else:
-            reads = t0 >= chunk
+        slot, reads = slot_of_rows(CHUNKS, i, t0, chunk, CAUSAL, REVERSE, HAS_IN)
         if reads:
             own = wide(i) * key_heads + hk
             state = S + (wide(slot) * key_heads + hk) * ROWS * DV
             z = Z + (wide(slot) * key_heads + hk) * COLUMN
-            a = tl.load(A_STATE + (row + t)[:, None] * DV + ov[None, :], mask=mt[:, None], other=0.0)
             last = tl.load(A1_STATE + row + t, mask=mt, other=0.0)
+            a_rows = A_STATE + (row + t)[:, None] * DV
             x = X_STATE + (row + t)[:, None] * D
-            acc = tl.dot(a, tl.load(state + P * B * B * DV + od[None, :] * DV + ov[:, None]), input_precision=PRECISION)
+            constant = tl.zeros((BT,), dtype=tl.float32)
+            oc = tl.arange(0, BV)
+            for c0 in range(0, DV, BV):
+                a = tl.load(a_rows + (c0 + oc)[None, :], mask=mt[:, None], other=0.0)
+                linear = tl.load(state + P * B * B * DV + od[None, :] * DV + (c0 + oc)[:, None])
+                acc = tl.dot(a, linear, acc, input_precision=PRECISION)
+                if QUERIES:
+                    constant += tl.sum(a.to(tl.float32) * tl.load(z + SQUARE + D + c0 + oc)[None, :], 1)
             acc += last[:, None] * tl.load(z + SQUARE + od)[None, :]
             if QUERIES:
                 centre = tl.load(CENTRE + own * D + od)[None, :]
-                constant = tl.sum(a.to(tl.float32) * tl.load(z + SQUARE + D + ov)[None, :], 1)
                 constant += last * tl.load(z + SQUARE + D + DV)
                 if ORDER == 2:
                     xs = tl.load(x + od[None, :], mask=mt[:, None], other=0.0).to(tl.float32)
@@ -120,15 +119,21 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
                         acc = tl.dot(x_high, high, acc, input_precision=PRECISION)
                         acc = tl.dot(x_low, high, acc, input_precision=PRECISION)
                         acc = tl.dot(x_high, low, acc, input_precision=PRECISION)
+                a = tl.load(a_rows + ov[None, :], mask=mt[:, None], other=0.0)
                 J = od // B
-                for m in range(DR):
-                    I = m // B
-                    below = I >= J  # stored as (m, l), else as (l, m)
-                    pair = tl.where(below, I * (I + 1) // 2 + J, J * (J + 1) // 2 + I)
-                    rows = pair * B * B + tl.where(below, (m % B) * B + od % B, (od % B) * B + m % B)
-                    xm = tl.load(X_STATE + (row + t) * D + m, mask=mt, other=0.0)
-                    part = tl.load(state + rows[None, :] * DV + ov[:, None])
-                    acc = tl.dot(a * xm[:, None], part, acc, input_precision=PRECISION)
+                for m0 in range(0, DR, U):
+                    for u in tl.static_range(U):
+                        m = m0 + u
+                        if NB == 1:
+                            rows = m * B + od
+                        else:
+                            I = m // B
+                            below = I >= J  # stored as (m, l), else as (l, m)
+                            pair = tl.where(below, I * (I + 1) // 2 + J, J * (J + 1) // 2 + I)
+                            rows = pair * B * B + tl.where(below, (m % B) * B + od % B, (od % B) * B + m % B)
+                        xm = tl.load(X_STATE + (row + t) * D + m, mask=mt, other=0.0)
+                        part = tl.load(state + rows[None, :] * DV + ov[:, None])
+                        acc = tl.dot(a * xm[:, None], part, acc, input_precision=PRECISION)
     if DENSE:
         xt = tl.load(X + (row + t)[:, None] * D + od[None, :], mask=mt[:, None], other=0.0)
         a = tl.load(place, mask=values, other=0.0).to(DT)

@@ -1,8 +1,9 @@
 """How far a conversion is, in one safetensors file that is there whole or not at all."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from fastmax import _tensor_file
 from fastmax.integrations.transformers.conversion.recipe import Recipe
 
 FORMAT = "fastmax.convert"
-_WEIGHT, _OPTIMIZER = "weight.", "optimizer."
+_WEIGHT, _BEST, _OPTIMIZER = "weight.", "best.", "optimizer."
 
 
 @dataclass
 class Position:
-    """Batches and rates are functions of the step, and nothing is random: with the tensors, this is all there is."""
+    """Batches and rates are functions of the step, and nothing is random: with the tensors, this is all there is.
+
+    `kept` is, by stage, the step whose weights did best on the batches held out so far, `best` their error.
+    """
 
     stage: str = "transfer"
     step: int = 0
@@ -28,6 +32,8 @@ class Position:
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
     curve: list[list[Any]] = field(default_factory=list)
+    kept: dict[str, int] = field(default_factory=dict)
+    best: float = inf
 
 
 def save(
@@ -37,10 +43,12 @@ def save(
     model: nn.Module,
     names: Iterable[str],
     optimizer: torch.optim.Optimizer | None,
+    best: Mapping[str, Tensor],
 ) -> None:
-    """The parameters of these names, and what the optimizer knows of them."""
+    """The parameters of these names, what the optimizer knows of them, and the best of them so far."""
     parameters = dict(model.named_parameters())
     tensors = {_WEIGHT + name: parameters[name].detach() for name in names}
+    tensors |= {_BEST + name: x for name, x in best.items()}
     if optimizer is not None:
         for name, parameter in parameters.items():
             state = optimizer.state.get(parameter, {})
@@ -50,8 +58,8 @@ def save(
     _tensor_file.write(path, tensors, metadata)
 
 
-def load(path: Path, recipe: Recipe, model: nn.Module) -> tuple[Position, dict[str, Tensor]]:
-    """Weights go into the model; the optimizer's tensors are returned. ValueError if it is of another conversion."""
+def load(path: Path, recipe: Recipe, model: nn.Module) -> tuple[Position, dict[str, Tensor], dict[str, Tensor]]:
+    """Weights go into the model; the optimizer's and the best ones are returned. ValueError if of another conversion."""
     metadata, tensors = _tensor_file.read(path)
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of a conversion: its format is {metadata.get('format')}")
@@ -66,8 +74,11 @@ def load(path: Path, recipe: Recipe, model: nn.Module) -> tuple[Position, dict[s
                 if name not in parameters or parameters[name].shape != x.shape:
                     raise ValueError(f"{path} is of another model: it has {name} of shape {tuple(x.shape)}")
                 parameters[name].copy_(x)
-    state = {key.removeprefix(_OPTIMIZER): x for key, x in tensors.items() if key.startswith(_OPTIMIZER)}
-    return Position(**json.loads(metadata["position"])), state
+    state, best = (
+        {key.removeprefix(kind): x for key, x in tensors.items() if key.startswith(kind)}
+        for kind in (_OPTIMIZER, _BEST)
+    )
+    return Position(**json.loads(metadata["position"])), state, best
 
 
 def restore(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Tensor]) -> None:

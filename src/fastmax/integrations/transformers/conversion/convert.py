@@ -15,7 +15,7 @@ from fastmax.integrations.transformers.conversion.report import Conversion
 from fastmax.integrations.transformers.conversion.run import Run
 
 TRANSFER = Stage(steps=200, lr=1e-3)
-DISTILL = Stage(steps=200, lr=2e-4, scale_lr=1e-2, gate_lr=1e-2, train="all")
+DISTILL = Stage(steps=200, lr=1e-4, scale_lr=1e-2, gate_lr=1e-2, train="all")
 MEMORY = (2.0, 7.0)
 
 
@@ -33,6 +33,7 @@ def convert(
     distill: Stage = DISTILL,
     loss: str | losses.Loss = "auto",
     held_out: int = 2,
+    keep_best: bool = True,
     checkpoint_path: Path | str | None = None,
     save_every: int = 100,
     watch: Callable[[str, int, PreTrainedModel], None] | None = None,
@@ -49,19 +50,28 @@ def convert(
             mode and with attn_implementation="sdpa". Conversion holds it and the student in memory.
         batches: what the model takes, as dictionaries of tensors: lists, a DataLoader, a generator that is long enough.
             They are passed over as often as the steps ask. Tokens that `attention_mask` hides do not count.
-        order, decay, memory, normalize: of the student, as in `configure`. For causal models take decay="gated". Cross
-            attention does not decay.
+        order: of the student, as in `configure`.
+        decay: of the student, as in `configure`. For causal models take "gated". Cross attention does not decay.
+        memory: of the student, as in `configure`.
+        normalize: of the student, as in `configure`.
         learn_scale: learn one scale per head.
         windows: layers that keep softmax over so many of the last tokens, by the names of their attention modules.
-        transfer, distill: how long and how fast the two stages learn, and what.
+        transfer: how long and how fast the first stage learns, and what.
+        distill: the same for the second.
         loss: of the second stage: "logits" (divergence of the predictions), "hidden" (hidden states), "embeddings" (mean-
             pooled outputs and hidden states), or a function of the student's output, the teacher's output and the batch;
             "auto" is "logits" where the model has a head, else "hidden".
-        held_out: so many of the first batches are not trained on; the errors that are reported are those on them.
+        held_out: so many of the first batches are not trained on; the errors that are reported are those on them. Let them be
+            of every kind that there is.
+        keep_best: measure the student on them at the start of a stage and after each quarter of it, and end the stage with
+            the weights that did best: the layers' errors in the first, the distance of the whole in the second. Neither
+            stage then ends worse than it began. Without it a stage ends where its last step ends.
         checkpoint_path: a file; a conversion with the same settings goes on from it. Written every `save_every` steps and
             after each stage.
+        save_every: steps between two writings of the checkpoint.
         watch: called with the stage, the number of steps done in it and the student, after each step, and at the start with
-            "before" and 0: to measure the student on the way.
+            "before" and 0: to measure the student on the way. After the last step of a stage it has the weights that are
+            kept.
         progress: show a bar on standard error.
     """
     _check(teacher, transfer)
@@ -82,6 +92,7 @@ def convert(
         distill=distill,
         loss=losses.name_of(loss),
         held_out=held_out,
+        keep_best=keep_best,
     )
     student = deepcopy(teacher)
     configure(student, order, normalize=normalize, learn_scale=learn_scale, decay=decay, memory=memory)

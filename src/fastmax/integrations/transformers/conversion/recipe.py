@@ -11,11 +11,13 @@ TRAINED = ("queries_keys", "attention", "all")
 class Stage:
     """AdamW without weight decay; the rates rise over the first tenth of the steps and fall to 0 by a cosine.
 
-    steps: so many batches; 0 leaves the stage out.
-    lr: of the model's own weights.
-    scale_lr, gate_lr: of the scales and gates that conversion adds, which start far from where they end.
-    train: which of the model's own weights learn: "queries_keys" (all of an attention module but what makes values and
-        outputs), "attention" (all of it) or "all" (the whole model; for the second stage).
+    Attributes:
+        steps: so many batches; 0 leaves the stage out.
+        lr: of the model's own weights.
+        scale_lr: of the scales that conversion adds, which start far from where they end.
+        gate_lr: of the gates, likewise.
+        train: which of the model's own weights learn: "queries_keys" (all of an attention module but what makes values and
+            outputs), "attention" (all of it) or "all" (the whole model; for the second stage).
     """
 
     steps: int
@@ -53,6 +55,7 @@ class Recipe:
     distill: Stage
     loss: str
     held_out: int
+    keep_best: bool = True
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)

@@ -21,19 +21,26 @@ class LayerError:
 
 @dataclass(frozen=True)
 class Conversion:
-    """`model` is the student, in evaluation mode: save_pretrained keeps all of it.
+    """What `convert` returns: the student, and how far it is from its teacher.
 
-    layers: the error of each attention before it learned anything and after the first stage; 0 is the teacher itself.
-    losses: the distance of the whole model from the teacher on the batches held out, "before", after "transfer" and after
-        "distill".
-    curve: (stage, step, loss on the training batch: mean of the layers' errors in the first, distance in the second).
-    tokens, seconds, cpu_seconds: by stage.
+    Attributes:
+        model: the student, in evaluation mode: save_pretrained keeps all of it.
+        layers: the error of each attention before it learned anything and after the first stage; 0 is the teacher itself.
+        losses: the distance of the whole model from the teacher on the batches held out, "before", after "transfer" and
+            after "distill".
+        curve: (stage, step, loss on the training batch: mean of the layers' errors in the first, distance in the second).
+        kept: by stage, the step whose weights it ended with: 0 are those that it began with.
+        tokens: by stage.
+        seconds: by stage.
+        cpu_seconds: by stage.
+        recipe: the settings, in plain values.
     """
 
     model: PreTrainedModel
     layers: tuple[LayerError, ...]
     losses: dict[str, float]
     curve: tuple[tuple[str, int, float], ...]
+    kept: dict[str, int]
     tokens: dict[str, int]
     seconds: dict[str, float]
     cpu_seconds: dict[str, float]
@@ -47,6 +54,7 @@ class Conversion:
             tuple(LayerError(name, before[name], after[name]) for name in before),
             position.losses,
             tuple((stage, step, loss) for stage, step, loss in position.curve),
+            position.kept,
             position.tokens,
             position.seconds,
             position.cpu_seconds,
@@ -59,6 +67,7 @@ class Conversion:
             "layers": [{"name": x.name, "before": x.before, "after": x.after} for x in self.layers],
             "losses": self.losses,
             "curve": [list(point) for point in self.curve],
+            "kept": self.kept,
             "tokens": self.tokens,
             "seconds": self.seconds,
             "cpu_seconds": self.cpu_seconds,
@@ -72,5 +81,6 @@ class Conversion:
         losses = ", ".join(f"{name} {value:.4f}" for name, value in self.losses.items())
         lines.append(f"distance of the whole from the teacher: {losses}")
         for stage, tokens in self.tokens.items():
-            lines.append(f"{stage}: {tokens:,} tokens, {self.cpu_seconds[stage]:.0f} s of processor time")
+            kept = f"the weights of step {self.kept[stage]} of {self.recipe[stage]['steps']}"
+            lines.append(f"{stage}: {tokens:,} tokens, {self.cpu_seconds[stage]:.0f} s of processor time, {kept}")
         return "\n".join(lines)

@@ -17,6 +17,8 @@ from fastmax.integrations.transformers.conversion.parameters import learning
 from fastmax.integrations.transformers.conversion.recipe import Recipe, Stage
 
 BETAS = (0.9, 0.98)
+CHECKS = 4
+"""So often in a stage the student is measured on the batches held out: after each quarter of it."""
 
 
 class Run:
@@ -44,8 +46,9 @@ class Run:
         self.changed = {name for stage in self.stages.values() for name in learning(student, stage)[0]}
         self.position = checkpoint.Position()
         self.optimizer_state: dict[str, Tensor] = {}
+        self.best: dict[str, Tensor] = {}
         if path is not None and path.exists():
-            self.position, self.optimizer_state = checkpoint.load(path, recipe, student)
+            self.position, self.optimizer_state, self.best = checkpoint.load(path, recipe, student)
         done = self.position.step + (recipe.transfer.steps if self.position.stage == "distill" else 0)
         for _ in islice(stream, done):
             pass
@@ -70,11 +73,13 @@ class Run:
         now = self.position
         if now.stage != name:
             now.stage, now.step = name, 0
-        _, groups = learning(self.student, stage)
+        names, groups = learning(self.student, stage)
         optimizer = torch.optim.AdamW(groups, weight_decay=0.0, betas=BETAS)
         checkpoint.restore(optimizer, self.student, self.optimizer_state)
         self.optimizer_state = {}
         clock, cpu = perf_counter(), process_time()
+        if name not in now.kept:
+            self.keep(name, names, now.errors["before"], now.losses["before" if name == "transfer" else "transfer"])
         while now.step < stage.steps:
             batch = on(self.student.device, next(self.stream))
             for group in optimizer.param_groups:
@@ -85,21 +90,53 @@ class Run:
                 raise ValueError(f"the error is {error} at step {now.step + 1} of {name}: take smaller learning rates")
             optimizer.step()
             now.step += 1
+            last = now.step == stage.steps
+            if last or (self.recipe.keep_best and now.step % max(1, stage.steps // CHECKS) == 0):
+                self.check(name, names)
+            if last:
+                self.back_to_best()
             _add(now.tokens, name, tokens_of(batch))
             _add(now.seconds, name, -clock + (clock := perf_counter()))
             _add(now.cpu_seconds, name, -cpu + (cpu := process_time()))
             now.curve.append([name, now.step, error])
             say(now.step, f"{name}, error {error:.4f}")
-            if now.step % self.save_every == 0 and now.step < stage.steps:
+            if now.step % self.save_every == 0 and not last:
                 self.save(optimizer)
             if self.watch is not None:
                 self.watch(name, now.step, self.student)
                 clock, cpu = perf_counter(), process_time()
         if name not in now.losses:
             if name == "transfer":
-                now.errors[name] = self.held_out_errors()
-            now.losses[name] = self.held_out_loss()
+                now.losses[name] = self.held_out_loss() if now.kept[name] else now.losses["before"]
+            else:
+                now.losses[name] = now.best
             self.save(None)
+
+    def check(self, name: str, names: list[str]) -> None:
+        """Measure on the batches held out; keep the weights if they do better than those kept so far."""
+        if name == "transfer":
+            errors = self.held_out_errors()
+            error = _mean(errors)
+        else:
+            errors, error = {}, self.held_out_loss()
+        if error < self.position.best or not self.recipe.keep_best:
+            self.keep(name, names, errors, error)
+
+    def keep(self, name: str, names: list[str], errors: dict[str, float], error: float) -> None:
+        now = self.position
+        now.kept[name] = now.step
+        now.best = error
+        if name == "transfer":
+            now.errors[name], now.best = errors, _mean(errors)
+        parameters = dict(self.student.named_parameters())
+        self.best = {key: parameters[key].detach().clone() for key in names} if self.recipe.keep_best else {}
+
+    @torch.no_grad()
+    def back_to_best(self) -> None:
+        parameters = dict(self.student.named_parameters())
+        for name, x in self.best.items():
+            parameters[name].copy_(x)
+        self.best = {}
 
     def imitate(self, batch: Batch) -> float:
         """One step of the first stage: the mean error of the layers."""
@@ -130,7 +167,12 @@ class Run:
 
     def save(self, optimizer: torch.optim.Optimizer | None) -> None:
         if self.path is not None:
-            checkpoint.save(self.path, self.recipe, self.position, self.student, sorted(self.changed), optimizer)
+            names = sorted(self.changed)
+            checkpoint.save(self.path, self.recipe, self.position, self.student, names, optimizer, self.best)
+
+
+def _mean(errors: dict[str, float]) -> float:
+    return sum(errors.values()) / len(errors)
 
 
 def _add(totals: dict[str, float] | dict[str, int], name: str, amount: float) -> None:

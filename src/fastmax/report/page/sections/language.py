@@ -1,6 +1,6 @@
 """Scale, order, decay: what language models learn with each."""
 
-from fastmax.report.page.documents import Document, Results, group, spread
+from fastmax.report.page.documents import Document, Results, group
 from fastmax.report.page.parts import (
     AGREES,
     DIFFERS,
@@ -10,10 +10,10 @@ from fastmax.report.page.parts import (
     Claim,
     Finding,
     Section,
-    Series,
     Table,
     untested,
 )
+from fastmax.report.page.tuned import compared, dots
 
 NAME = "language"
 TITLE = "Scale, order and decay: language models (ours)"
@@ -31,7 +31,7 @@ def section(results: Results) -> Section:
         rows = {row[0]: row for row in table.rows}
         chart = Chart(
             f"language-{text}-{tokens}", f"{text}, {tokens} tokens", "validation loss, nats per character", "",
-            (_dots(table),),
+            (dots(table),),
             categories=tuple(r[0] for r in table.rows), reference=rows["softmax"][2] if "softmax" in rows else None,
         )  # fmt: skip
         finding, claim = _judged(rows, text, tokens)
@@ -52,37 +52,18 @@ def section(results: Results) -> Section:
     return Section(NAME, TITLE, intro, tuple(blocks), tuple(claims[:1]) or (untested(*SAME),), headline)
 
 
-def _dots(table: Table) -> Series:
-    places = tuple(range(len(table.rows)))
-    return Series("best learning rate", tuple(r[2] for r in table.rows), places, tuple(r[3] for r in table.rows))
-
-
 def losses(found: list[Document], text: str, tokens: int) -> Table:
-    """The best rate of each attention, by seed 0; then all seeds of that rate."""
-    by_name = group(found, lambda d: d["settings"]["attention"])
-    chosen: dict[str, dict[int, float]] = {}
-    rates = {}
-    for name, runs in by_name.items():
-        first = {d["settings"]["lr"]: d["result"]["val_loss"] for d in runs if d["settings"]["seed"] == 0}
-        rates[name] = min(first, key=first.__getitem__)
-        chosen[name] = {
-            d["settings"]["seed"]: d["result"]["val_loss"] for d in runs if d["settings"]["lr"] == rates[name]
-        }
-    softmax = chosen.get("softmax", {})
-    rows = []
-    for name, seeds in chosen.items():
-        gaps = [loss - softmax[seed] for seed, loss in seeds.items() if seed in softmax]
-        gap = spread(gaps) if gaps else (None, None)
-        rates_tried = len({d["settings"]["lr"] for d in by_name[name]})
-        rows.append((name, rates[name], *spread(list(seeds.values())), *gap, len(seeds), rates_tried))
-    rows.sort(key=lambda row: row[2])
-    columns = ("attention", "learning rate", "nats per character", "±", "gap to softmax", "± ", "seeds", "rates tried")
-    return Table(
+    def loss(document: Document) -> float:
+        return float(document["result"]["val_loss"])
+
+    return compared(
+        found,
         f"language-{text}-{tokens}",
         f"Validation loss, {text}, {tokens} tokens",
-        columns,
-        tuple(rows),
-        ("", "g", ".3f", ".3f", "+.3f", ".3f"),
+        "nats per character",
+        loss,
+        chosen_by=loss,
+        decimals=3,
     )
 
 

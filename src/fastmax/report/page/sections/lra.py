@@ -37,53 +37,87 @@ WINDOW = 10
 """Points of the training loss, each of a single batch, that are averaged to one of the curve."""
 
 
+OFFICIAL_RETRIEVAL = 147_086
+"""Training pairs of the benchmark's own release."""
+
+
 def section(results: Results) -> Section:
-    documents = results.get(NAME, [])
-    if not documents:
+    every = results.get(NAME, [])
+    if not every:
         return Section(NAME, TITLE, claims=(untested(*EQUAL), untested(*STEPS), untested(*CLOCK)))
-    table = accuracies(documents)
-    time = equal_time(documents, results.get("lra-speed", []))
+    documents, short = _longest(every)
+    pace = results.get("lra-pace", [])
+    time = equal_time(documents, pace)
     equal = _equal(documents)
     by_steps, by_clock = _curves(documents), _clock(time)
+    tables = [accuracies(documents, "lra-accuracy", "")]
+    if short:
+        tables.append(accuracies(short, "lra-accuracy-short", ", of the shorter runs that all attentions have"))
     blocks = [
         Block(
             "Test accuracy",
             (),
             (Finding(equal.evidence, equal.verdict), Finding(paper.WARNING)),
-            (table, budgets(documents)),
+            (*tables, budgets(every)),
         ),
         Block("Training loss against steps", tuple(charts(documents)), (Finding(by_steps.evidence, by_steps.verdict),)),
     ]
     if time is not None:
-        clocks = tuple(charts(documents, results.get("lra-speed", [])))
+        clocks = tuple(charts(documents, pace))
         blocks.append(Block("Against wall clock", clocks, (Finding(by_clock.evidence, by_clock.verdict),), (time,)))
-    intro = (
-        "Every attention in the same encoder, equal steps, one preset; the best checkpoint by "
-        "dev accuracy is tested. What differs from the paper is in the second table: far fewer "
-        "steps than its 50,000, and, where the task says so, other data. Retrieval here has 16,328 "
-        "citation pairs that are not those of the benchmark: its accuracy is not comparable with "
-        "published ones."
+    return Section(
+        NAME, TITLE, _intro(every), tuple(blocks), (equal, by_steps, by_clock), f"accuracy: {equal.evidence}"
     )
+
+
+def _intro(documents: list[Document]) -> str:
+    said = [
+        "Every attention in the same encoder, equal steps within a table, one preset; the best checkpoint by dev "
+        "accuracy is tested. What differs from the paper is in the table of budgets: steps, batches, learning rates."
+    ]
+    if any(d["settings"].get("group_lengths") for d in documents):
+        said.append(
+            "Where it says so, a batch holds examples of similar length, which leaves less padding; nothing is cut off."
+        )
+    retrieval = [d["result"].get("examples", {}) for d in documents if d["settings"]["task"] == "retrieval"]
+    pairs = next((examples["train"] for examples in retrieval if "train" in examples), OFFICIAL_RETRIEVAL)
+    if pairs != OFFICIAL_RETRIEVAL:
+        said.append(
+            f"Retrieval here has {pairs:,} citation pairs, not the {OFFICIAL_RETRIEVAL:,} of the benchmark: its accuracy is "
+            "not comparable with published ones."
+        )
     missing = [task for task in task_names() if all(d["settings"]["task"] != task for d in documents)]
     if missing:
-        intro += f" Not trained in this folder: {listed(missing)}."
-    return Section(NAME, TITLE, intro, tuple(blocks), (equal, by_steps, by_clock), f"accuracy: {equal.evidence}")
+        said.append(f"Not trained in this folder: {listed(missing)}.")
+    return " ".join(said)
 
 
-def accuracies(documents: list[Document]) -> Table:
+def _longest(documents: list[Document]) -> tuple[list[Document], list[Document]]:
+    """Of each task, the runs of most steps, and all others: only runs of equal steps are compared."""
+    most = {
+        task: max(d["settings"]["steps"] for d in found)
+        for task, found in group(documents, lambda d: d["settings"]["task"]).items()
+    }
+    long = [d["settings"]["steps"] == most[d["settings"]["task"]] for d in documents]
+    return [d for d, is_long in zip(documents, long, strict=True) if is_long], [
+        d for d, is_long in zip(documents, long, strict=True) if not is_long
+    ]
+
+
+def accuracies(documents: list[Document], name: str, which: str) -> Table:
     tasks = [task for task in task_names() if any(d["settings"]["task"] == task for d in documents)]
     rows = []
-    for name, found in group(documents, lambda d: d["settings"]["attention"]).items():
+    for attention, found in group(documents, lambda d: d["settings"]["attention"]).items():
         cells: list[Any] = []
         for task in tasks:
             values = [100 * d["result"]["test"]["accuracy"] for d in found if d["settings"]["task"] == task]
             dev = [100 * d["result"]["dev_accuracy"] for d in found if d["settings"]["task"] == task]
-            cells += [mean(values) if values else None, mean(dev) if dev else None, paper.accuracy(name, task)]
-        rows.append((name, *cells))
+            cells += [mean(values) if values else None, mean(dev) if dev else None, paper.accuracy(attention, task)]
+        rows.append((attention, *cells))
     columns = ("attention", *(f"{task}{what}" for task in tasks for what in ("", ", dev", ", paper")))
     return Table(
-        "lra-accuracy",
-        "Test accuracy in per cent, with the best dev accuracy and the paper's",
+        name,
+        f"Test accuracy in per cent, with the best dev accuracy and the paper's{which}",
         columns,
         tuple(rows),
         ("", *(".2f",) * 3 * len(tasks)),
@@ -92,7 +126,7 @@ def accuracies(documents: list[Document]) -> Table:
 
 def budgets(documents: list[Document]) -> Table:
     rows = []
-    for task, found in group(documents, lambda d: d["settings"]["task"]).items():
+    for (task, _), found in group(documents, lambda d: (d["settings"]["task"], d["settings"]["steps"])).items():
         s, r = found[0]["settings"], found[0]["result"]
         error = 100 * (0.25 / r["test"]["examples"]) ** 0.5
         rows.append(
@@ -103,6 +137,7 @@ def budgets(documents: list[Document]) -> Table:
                 s["batch"],
                 s["lr"],
                 s["dropout"],
+                "yes" if s.get("group_lengths") else "no",
                 len(found),
                 r["test"]["examples"],
                 error,
@@ -116,13 +151,14 @@ def budgets(documents: list[Document]) -> Table:
         "batch",
         "learning rate",
         "dropout",
+        "by length",
         "runs",
         "test examples",
         "standard error, at most, points",
         "the paper's steps",
     )
     return Table(
-        "lra-budget", "With what budget", columns, tuple(rows), ("", ",", ",", "", "g", "g", "", ",", ".1f", ",")
+        "lra-budget", "With what budget", columns, tuple(rows), ("", ",", ",", "", "g", "g", "", "", ",", ".1f", ",")
     )
 
 
@@ -132,54 +168,48 @@ def _smooth(document: Document) -> list[tuple[float, float]]:
     return [(part[-1][0], mean(p[1] for p in part)) for part in parts if part]
 
 
-def charts(documents: list[Document], speed: list[Document] | None = None) -> list[Chart]:
-    """With `speed`, the x axis is time in units of a step of fastmax2."""
+def charts(documents: list[Document], pace: list[Document] | None = None) -> list[Chart]:
+    """With `pace`, the x axis is time in units of a step of fastmax2."""
     found = []
     for task, runs in group(documents, lambda d: d["settings"]["task"]).items():
-        costs = None if speed is None else _costs(runs[0], speed)
+        costs = None if pace is None else _costs(runs[0], pace)
         series = []
         for d in runs:
             name = d["settings"]["attention"]
             if (
                 name not in CURVES
                 or d["settings"]["seed"]
-                or (speed is not None and (costs is None or name not in costs))
+                or (pace is not None and (costs is None or name not in costs))
             ):
                 continue
             unit = 1.0 if costs is None else costs[name]
             x, y = zip(*((step * unit, loss) for step, loss in _smooth(d)), strict=True)
             series.append(Series(name, x, y))
-        if series and (speed is None or costs is not None):
-            label = "training steps" if speed is None else "time, in steps of fastmax2"
-            kind = "steps" if speed is None else "clock"
+        if series and (pace is None or costs is not None):
+            label = "training steps" if pace is None else "time, in steps of fastmax2"
+            kind = "steps" if pace is None else "clock"
             found.append(Chart(f"lra-loss-{task}-{kind}", task, label, "training loss, nats", tuple(series)))
     return found
 
 
-def _costs(document: Document, speed: list[Document]) -> dict[str, float] | None:
-    """Seconds of a step over those of fastmax2, as timed for this task with the dropout of these runs, at full length."""
+def _costs(document: Document, pace: list[Document]) -> dict[str, float] | None:
+    """Seconds of a step over those of fastmax2, as timed on the batches of these very runs."""
     s = document["settings"]
-    timed = next(
-        (
-            d
-            for d in speed
-            if d["settings"]["task"] == s["task"] and d["settings"]["attention_dropout"] == s["attention_dropout"]
-        ),
-        None,
-    )
-    if timed is None or s["length"] != timed["result"]["tokens"]:
+    same = ("task", "batch", "length", "group_lengths", "attention_dropout")
+    timed = next((d for d in pace if all(d["settings"][name] == s.get(name) for name in same)), None)
+    if timed is None:
         return None
     best = {name: t["best"] for name, t in timed["result"]["seconds"].items()}
     return {name: seconds / best["fastmax2"] for name, seconds in best.items()}
 
 
-def equal_time(documents: list[Document], speed: list[Document]) -> Table | None:
+def equal_time(documents: list[Document], pace: list[Document]) -> Table | None:
     """When fastmax2 is done: the best dev accuracy that each has seen by then."""
     rows = []
     for task, runs in group(
         (d for d in documents if not d["settings"]["seed"]), lambda d: d["settings"]["task"]
     ).items():
-        costs = _costs(runs[0], speed)
+        costs = _costs(runs[0], pace)
         if costs is None:
             continue
         by_name = {d["settings"]["attention"]: d for d in runs}
