@@ -58,6 +58,18 @@ def test_links_to_other_sites_are_few_and_known() -> None:
     assert hosts == {"arxiv.org", "docs.pytorch.org", "github.com", "pytorch.org", "triton-lang.org"}
 
 
+def test_the_figure_of_the_readme_has_its_measurements() -> None:
+    pytest.importorskip("matplotlib")
+    from tools import readme_figure
+
+    for head_dim in (32, 64):
+        for who in ("native", "sdpa"):
+            tokens, times = readme_figure.by_length(head_dim, who)
+            assert tokens == [128 * 2**i for i in range(8)]
+            assert all(time > 0 for time in times)
+    assert readme_figure.by_context("fastmax")[0] == readme_figure.by_context("softmax")[0]
+
+
 def test_formulas_become_mathml() -> None:
     from tools import site_hooks
 
