@@ -70,10 +70,24 @@ def test_tiles_that_are_tried_fit_together() -> None:
 
 
 @no_gpu
-@pytest.mark.parametrize("command", [["tune"], ["bench", "kernel", "--device", "cuda", "--quick"]])
-def test_without_a_gpu_it_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(command) == 1
-    assert capsys.readouterr().err.endswith("needs a GPU that torch can use, and there is none\n")
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (["tune"], 1, "it needs a GPU that torch can use, and there is none\n"),
+        (
+            ["bench", "kernel", "--device", "cuda", "--quick"],
+            2,
+            "must be one of auto, cpu on this machine, got 'cuda'\n",
+        ),
+    ],
+)
+def test_without_a_gpu_it_is_one_line(
+    command: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(command) == code
+    printed = capsys.readouterr().err
+    assert printed.endswith(said)
+    assert printed.count("\n") == 1
 
 
 @no_gpu
