@@ -95,9 +95,9 @@ def draw(model: Patches, args: argparse.Namespace) -> None:
     guess, seen = model(image).argmax(-1), model.seen(image)
     figure, axes = pyplot.subplots(2, 6, figsize=(9, 3.4), layout="constrained")
     for i, (above, below) in enumerate(axes.T):
-        above.imshow(image[i, 0], cmap="gray")
+        above.imshow(image[i, 0].numpy(), cmap="gray")
         above.set_title(f"{SHAPES[kind[i]]}: {SHAPES[guess[i]]}", fontsize=9)
-        below.imshow(seen[i], cmap="magma", vmin=0)
+        below.imshow(seen[i].numpy(), cmap="magma", vmin=0)
         for axis in (above, below):
             axis.set_xticks([])
             axis.set_yticks([])

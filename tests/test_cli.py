@@ -103,6 +103,7 @@ def test_what_goes_wrong_later(
 
 def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(demo, "TOKENS", [16, 32])
+    monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["demo"]) == 0
     printed = capsys.readouterr().out
     rows = [line.split("|") for line in printed.splitlines() if line.startswith("| ")]

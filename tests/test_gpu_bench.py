@@ -1,5 +1,6 @@
 """What `fastmax bench kernel --device cuda`, `fastmax tune` and `make test-gpu` do around the GPU that is not here."""
 
+import itertools
 from dataclasses import asdict, replace
 
 import pytest
@@ -69,11 +70,41 @@ def test_tiles_that_are_tried_fit_together() -> None:
         assert tiles.sums <= tiles.block
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120", "gfx942"])
+def test_tiles_of_the_table_fit_together(arch: str) -> None:
+    dims = (16, 32, 64, 128)
+    for dim, value_dim, order in itertools.product(dims, dims, (1, 2)):
+        for products in (torch.bfloat16, torch.float32):
+            tiles = tiles_for(arch, dim, value_dim, order, products)
+            assert tiles.chunk % tiles.longest == 0
+            assert (
+                dim % tiles.block
+                == tiles.block % tiles.sums
+                == tiles.block % tiles.unroll
+                == dim % tiles.vjp_unroll
+                == 0
+            )
+
+
 @no_gpu
-@pytest.mark.parametrize("command", [["tune"], ["bench", "kernel", "--device", "cuda", "--quick"]])
-def test_without_a_gpu_it_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(command) == 1
-    assert capsys.readouterr().err.endswith("needs a GPU that torch can use, and there is none\n")
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (["tune"], 1, "it needs a GPU that torch can use, and there is none\n"),
+        (
+            ["bench", "kernel", "--device", "cuda", "--quick"],
+            2,
+            "must be one of auto, cpu on this machine, got 'cuda'\n",
+        ),
+    ],
+)
+def test_without_a_gpu_it_is_one_line(
+    command: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(command) == code
+    printed = capsys.readouterr().err
+    assert printed.endswith(said)
+    assert printed.count("\n") == 1
 
 
 @no_gpu

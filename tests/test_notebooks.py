@@ -10,7 +10,7 @@ nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("ipykernel")
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-TINY = {
+TINY: dict[str, dict[str, Any]] = {
     "attention_maps.ipynb": {"steps": 10, "batch": 2, "half": 4},
     "decoding.ipynb": {"contexts": (16, 64), "repeats": 2},
 }

@@ -77,7 +77,13 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 def formula(match: re.Match[str]) -> str:
     block = match[1] == "div"
-    found = convert(html.unescape(match[2]), display="block" if block else "inline")
+    text = html.unescape(match[2])
+    for side, word in (("l", "left"), ("r", "right")):  # bars as high as what is between them
+        for name, sign in (("vert", "|"), ("Vert", r"\|")):
+            text = text.replace(rf"\{word}\{side}{name}", rf"\{word}{sign}").replace(
+                rf"\{side}{name}", rf"\{word}{sign}"
+            )
+    found = convert(text, display="block" if block else "inline")
     return f'<span class="formula">{found}</span>' if block else found
 
 

@@ -33,20 +33,21 @@ struct Joining {
   T fade;
 };
 
-// How many tokens join: none, four whose values stay in registers, or any number.
-enum { NONE = 0, FOUR = 4, ANY = -1 };
+// How many tokens join: none, four whose values stay in registers, or any number; and four where nothing fades.
+enum { NONE, FOUR, FOUR_UNFADED, ANY };
 
 // out += q^T rows, for V vectors of columns and, if Last, the one column behind them, all in registers; tokens that join are
 // added to the rows first. The sum over these rows is taken by itself: two levels lose less.
 template <class T, int V, bool Last, int Joins>
 FM_INLINE void read_columns(T* rows, int64_t pitch, int count, const T* q, const Joining<T>& joining, const T* u, T* out) {
   constexpr int L = LANES<T>, END = V * L;
+  constexpr bool IS_FOUR = Joins == FOUR || Joins == FOUR_UNFADED;
   const Vec<T> fade = broadcast(joining.fade);
   Vec<T> values[4][V ? V : 1], total[V ? V : 1];
   T last_total = 0;
 #pragma GCC unroll 8
   for (int i = 0; i < V; i++) total[i] = Vec<T>{};
-  if (Joins == FOUR)
+  if (IS_FOUR)
 #pragma GCC unroll 4
     for (int n = 0; n < 4; n++)
 #pragma GCC unroll 8
@@ -56,12 +57,12 @@ FM_INLINE void read_columns(T* rows, int64_t pitch, int count, const T* q, const
     T last = Last ? rows[END] : 0;
 #pragma GCC unroll 8
     for (int i = 0; i < V; i++) row[i] = load(rows + i * L);
-    if (Joins != NONE) {
+    if (Joins == FOUR || Joins == ANY) {
       last *= joining.fade;
 #pragma GCC unroll 8
       for (int i = 0; i < V; i++) row[i] *= fade;
     }
-    if (Joins == FOUR)
+    if (IS_FOUR)
 #pragma GCC unroll 4
       for (int n = 0; n < 4; n++) {
         const T k = joining.k[n * joining.k_pitch + r];

@@ -119,8 +119,10 @@ class Step {
         const T* phi = worker.phi + g * features + a;
         if (joining.tokens == 0 || g != 0)
           read_rows<T, NONE>(total + a * columns, columns, count, phi, joining, out + g * pitch);
-        else if (joining.tokens == FOUR)
+        else if (joining.tokens == 4 && decays())
           read_rows<T, FOUR>(total + a * columns, columns, count, phi, joining, out);
+        else if (joining.tokens == 4)
+          read_rows<T, FOUR_UNFADED>(total + a * columns, columns, count, phi, joining, out);
         else
           read_rows<T, ANY>(total + a * columns, columns, count, phi, joining, out);
       }

@@ -223,7 +223,11 @@ def main() -> None:
     parser.add_argument("--kernel", nargs="+")
     parser.add_argument("--small", action="store_true", help="also the kernels without products on tensor cores")
     parser.add_argument("--tiles", default="{}", help="JSON of fields of Tiles to try instead of the table's")
+    parser.add_argument(
+        "--constants", default="{}", help="JSON of what kernels are compiled for, instead of all features"
+    )
     options = parser.parse_args()
+    given = json.loads(options.constants)
     for target in options.targets:
         for dtype in options.dtype:
             for head_dim in options.head_dim:
@@ -232,9 +236,11 @@ def main() -> None:
                 tiles = Tiles(**tiles.__dict__ | json.loads(options.tiles))
                 every = kernels(tiles, head_dim, options.order, products.precision)
                 every += small_kernels(head_dim, options.order, products.language) if options.small else []
-                for kernel in every:
-                    if options.kernel and not any(kernel.name.startswith(name) for name in options.kernel):
-                        continue
+                if options.kernel:
+                    every = [one for one in every if one.name.startswith(tuple(options.kernel))]
+                for one in every:
+                    changed = {name: given[name] for name in one.constants.keys() & given.keys()}
+                    kernel = one._replace(constants=one.constants | changed)
                     start = time.perf_counter()
                     built = compiled(kernel, dtype, products.dtype, TARGETS[target])
                     line = {"target": target, "dtype": dtype, "head_dim": head_dim, "kernel": kernel.name}

@@ -26,7 +26,10 @@ def run(*arguments: str) -> int:
     return cli.main(["data", *arguments])
 
 
-def test_list_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_says_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     write(tmp_path / "imdb/train.tsv.xz", b"")
     write(tmp_path / "lra_release/tsv_data/new_aan_pairs.train.tsv", b"")
     write(tmp_path / "mnist/train-images-idx3-ubyte.gz", b"")

@@ -135,6 +135,7 @@ def test_a_sweep_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capsy
         return steps(*arguments)
 
     monkeypatch.setattr(train, "_step", counted)
+    monkeypatch.setenv("COLUMNS", "200")
     assert made_up.main(grid) == 130
     assert len(list(Path("grid").glob(f"*/{train.RESULT}"))) == 2
     assert "run it again" in capsys.readouterr().err

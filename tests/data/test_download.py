@@ -95,6 +95,8 @@ def test_a_server_that_refuses(server: SimpleNamespace, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="answered 404"):
         download.fetch(remote(server), tmp_path)
     part = tmp_path / "sub/x.bin.part"
+    assert not part.parent.exists(), "nothing came, so nothing is made"
+    part.parent.mkdir()
     part.write_bytes(b"from elsewhere")
     server.status = 416
     with pytest.raises(OSError, match="answered 416"):

@@ -74,7 +74,9 @@ class Sharded:
         return self
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **options: Any) -> Tensor:
-        o = context_parallel_attention(query, key, value, attn_mask, mesh=self.group, check=self.check, **options)
+        o: Tensor = context_parallel_attention(
+            query, key, value, attn_mask, mesh=self.group, check=self.check, **options
+        )
         return o
 
     @property

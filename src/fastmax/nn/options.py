@@ -23,7 +23,7 @@ def layer_scale(order: int, head_dim: int) -> float:
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """As `FastmaxAttention` documents them."""
+    """What makes an attention layer a Fastmax layer, in plain values, as `FastmaxAttention` documents them."""
 
     order: int = 2
     scale: float | None = None

@@ -110,6 +110,12 @@ def _struct(fields: tuple[tuple[str, str], ...]) -> Struct:
     return Struct("@" + "".join(codes[kind] for _, kind in fields))
 
 
+def place(fields: tuple[tuple[str, str], ...], name: str) -> int:
+    """Where a field begins, in words of eight bytes, which all of them are."""
+    before = [kind for _, kind in fields[: [field for field, _ in fields].index(name)]]
+    return sum(len(TENSOR_FIELDS) if kind == "tensor" else 1 for kind in before)
+
+
 CALL = _struct(CALL_FIELDS)
 STEP = _struct(STEP_FIELDS)
 

@@ -1,11 +1,18 @@
 """One step of decoding: the new token joins the recent ones in place, and its query reads the sum and sees all of those."""
 
+from ctypes import c_char
+
 import torch
 from torch import Tensor
 
 from fastmax.backends.native import abi
 from fastmax.core import EPS
 from fastmax.decay import check_decays
+
+_COUNT, _FOLD, _Q, _K, _V, _O, _MASK, _SCALES, _DECAY = (
+    abi.place(abi.STEP_FIELDS, name)
+    for name in ("recent_count", "fold", "q", "k", "v", "o", "mask", "head_scale", "log_decay")
+)
 
 
 def can_step(device: torch.device, order: int, head_dim: int, value_dim: int) -> bool:
@@ -41,18 +48,22 @@ class PreparedStep:
         key_heads, value_dim = v.shape[1], v.shape[3]
         self._library, self._step = library, library.functions["step"]
         self._level = library.best if level is None else library.level(level)
-        self._numbers = (
+        numbers = (
             abi.TYPES[recent_k.dtype], batch, query_heads, key_heads, head_dim, value_dim, order,
             abi.NORMALIZATIONS[normalize],
         )  # fmt: skip
-        self._capacity, self._scale = recent_k.shape[2], scale
         self._contiguous = all(x.stride(3) == 1 or x.shape[3] == 1 for x in (q, k, v))
         self._shape, self._dtype = (batch, query_heads, 1, value_dim), v.dtype
         o = torch.empty(self._shape, dtype=v.dtype, device="cpu")
-        self._q, self._k, self._v, self._o = (_fields(x if self._contiguous else x.contiguous()) for x in (q, k, v, o))
-        self._decay = (0,) * 4 if log_decay is None else _fields(log_decay)
         self._buffers = total, recent_k, recent_u, recent_decay, total_decay
-        self._pointers = tuple(0 if x is None else x.data_ptr() for x in self._buffers)
+        pointers = tuple(0 if x is None else x.data_ptr() for x in self._buffers)
+        # packed once; a step writes its own few numbers in between
+        packed = bytearray(abi.STEP.pack(
+            *numbers, 0, recent_k.shape[2], 0, scale, EPS,
+            *(y for x in (q, k, v, o) for y in (0, *_fields(x if self._contiguous else x.contiguous()))),
+            0, 0, *pointers, 0, *((0,) * 4 if log_decay is None else _fields(log_decay)),
+        ))  # fmt: skip
+        self._call, self._words = (c_char * len(packed)).from_buffer(packed), memoryview(packed).cast("q")
 
     def __call__(
         self,
@@ -71,15 +82,15 @@ class PreparedStep:
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         mask = None if key_mask is None else key_mask.contiguous()
         scales = None if head_scale is None else head_scale.to(torch.float64).contiguous()
-        call = abi.STEP.pack(
-            *self._numbers, recent_count, self._capacity, fold, self._scale, EPS, q.data_ptr(), *self._q,
-            k.data_ptr(), *self._k, v.data_ptr(), *self._v, o.data_ptr(), *self._o,
-            0 if mask is None else mask.data_ptr(), 0 if scales is None else scales.data_ptr(), *self._pointers,
-            0 if log_decay is None else log_decay.data_ptr(), *self._decay,
-        )  # fmt: skip
-        status = self._step(self._level, call, self._library.parallel_for, torch.get_num_threads())
+        words = self._words
+        words[_COUNT], words[_FOLD] = recent_count, fold
+        words[_Q], words[_K], words[_V], words[_O] = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
+        words[_MASK] = 0 if mask is None else mask.data_ptr()
+        words[_SCALES] = 0 if scales is None else scales.data_ptr()
+        words[_DECAY] = 0 if log_decay is None else log_decay.data_ptr()
+        status = self._step(self._level, self._call, self._library.parallel_for, torch.get_num_threads())
         if status:
-            error = abi.refusal("step", call, status)
+            error = abi.refusal("step", bytes(words), status)
             if isinstance(error, abi.DecayValueError) and log_decay is not None:
                 check_decays(log_decay if key_mask is None else torch.where(key_mask.unsqueeze(1), log_decay, 0))
             raise error

@@ -69,7 +69,7 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
                 for t0 in range(c * chunk, tl.minimum((c + 1) * chunk, n), BT):
                     x = X + (row + t0) * D
                     xm = tl.load(x + (m[:, None] + ot[None, :] * D), mask=(t0 + ot < n)[None, :], other=0.0)
-                    if G == D:  # a program owns all pairs
+                    if G == D:  # the only program with pairs has them all
                         xl = xm
                     else:
                         xl = tl.load(x + (l[:, None] + ot[None, :] * D), mask=(t0 + ot < n)[None, :], other=0.0)

@@ -18,7 +18,7 @@ def fold(TOTAL, RECENT_K, RECENT_U, RECENT_DECAY, number, room, features,
     """The first `number` tokens; COLUMNS = Dv + 1. Grid: (heads * (D + 1), blocks of columns); of order 1: (heads, blocks)."""
     PER_HEAD: tl.constexpr = D + 1 if ORDER == 2 else 1
     head, m = tl.program_id(0) // PER_HEAD, D - tl.program_id(0) % PER_HEAD
-    DT: tl.constexpr = RECENT_K.dtype.element_ty
+    root = tl.full((), 0.7071067811865476, RECENT_K.dtype.element_ty)  # of 1/2; a plain number would be one of fp32
     od, ov = tl.arange(0, DP), tl.program_id(1) * BV + tl.arange(0, BV)
     at = wide(head) * room
     total = TOTAL + wide(head) * features * COLUMNS
@@ -34,7 +34,7 @@ def fold(TOTAL, RECENT_K, RECENT_U, RECENT_DECAY, number, room, features,
         k = tl.load(RECENT_K + (at + j) * D + od, mask=od < D, other=0.0)
         u = tl.load(RECENT_U + (at + j) * COLUMNS + ov, mask=ov < COLUMNS, other=0.0)
         km = tl.load(RECENT_K + (at + j) * D + m, mask=m < D, other=1.0)
-        phi = k * km * tl.where(od == m, 0.7071067811865476, 1.0).to(DT)
+        phi = k * km * tl.where(od == m, root, 1.0)
         if DECAY:
             fade = tl.exp(tl.load(RECENT_DECAY + at + j))
             sums *= fade

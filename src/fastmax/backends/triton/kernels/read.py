@@ -4,10 +4,12 @@
     else      rows are keys, columns are queries with w, the state is T: the gradient of the values (and, with DECAY, of c)
 
 Schedule: a program takes BT rows of one head. It loops over the pairs I >= J of blocks of B channels, U channels m of block I
-at a time: the features x_m x_l are products of U and of B loaded channels, made in registers, and the product of BT x (U * B)
-features with as many rows of the state is one step on the tensor cores. (From U = 4 on the features would go through shared
-memory.) Then it loops over the columns it sees, BS at a time. The sums are about the centre c of the keys. With b = q . c queries
-multiply them by f(b), f'(b) and 1, by degree; keys read with k - c (X_STATE) what queries have multiplied. The denominator is read in two products, of the high and the low halves of its column.
+at a time. For each m the features x_m x_J are made in registers, and the product of BT x B of them with as many rows of the state
+is one step on the tensor cores. (x_m is a column of its own, not a tile with its neighbours, which would go through shared
+memory.) With a single block x_J is loaded once. Then it loops over the columns it sees, BS at a time.
+
+The sums are about the centre c of the keys. With b = q . c queries multiply them by f(b), f'(b) and 1, by degree; keys read with
+k - c (X_STATE) what queries have multiplied. The denominator is read in two products, of the high and the low halves of its column.
 """
 
 import triton

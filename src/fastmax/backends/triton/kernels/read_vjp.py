@@ -3,10 +3,11 @@
     QUERIES   rows are queries with a = w, columns are keys with their values, the state is S: dq
     else      rows are keys with a = [v, 1], columns are queries with w, the state is T: dk
 
-Schedule: a program takes BT rows of one head. For each channel m it makes one product of x_m a, BT x DV, with the D rows
-S[m, :] of the state; what is stored as the pair (l, m) is read from there. Then it loops over the columns it sees, BS at a
-time. It ends with the gradient through the scale and the normalization, from the raw tokens. With sums about the centre c of the
-keys and b = q . c:
+Schedule: a program takes BT rows of one head. First what has degree one, BV value channels at a time, so that few registers are
+held; then the denominator's part. Then for each channel m, U of them in a step, one product of x_m a, BT x DV, with the D rows
+S[m, :] of the state; what is stored as the pair (l, m) is read from there. Then it loops over the columns it sees, BS at a time.
+It ends with the gradient through the scale and the normalization, from the raw tokens. With sums about the centre c of the keys
+and b = q . c:
 
     dq = f'(b) S1 a + S2 a q + c (f'(b) S0 a + q . S1 a)        dk = T1 a + T2 a (k - c)
 
@@ -86,7 +87,7 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
             x = X_STATE + (row + t)[:, None] * D
             constant = tl.zeros((BT,), dtype=tl.float32)
             oc = tl.arange(0, BV)
-            for c0 in range(0, DV, BV):  # BV channels at a time, which takes fewer registers
+            for c0 in range(0, DV, BV):
                 a = tl.load(a_rows + (c0 + oc)[None, :], mask=mt[:, None], other=0.0)
                 linear = tl.load(state + P * B * B * DV + od[None, :] * DV + (c0 + oc)[:, None])
                 acc = tl.dot(a, linear, acc, input_precision=PRECISION)

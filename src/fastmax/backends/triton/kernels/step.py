@@ -29,6 +29,7 @@ def step(Q, K, V, SCALE, MASK, LOG_DECAY, TOTAL, RECENT_K, RECENT_U, RECENT_DECA
     head = tl.program_id(0)
     b, h = head // key_heads, head % key_heads
     DT: tl.constexpr = RECENT_K.dtype.element_ty
+    root = tl.full((), 0.7071067811865476, DT)  # of 1/2; a plain number would be one of fp32
     od, og, ov = tl.arange(0, DP), tl.arange(0, GP), tl.program_id(1) * BV + tl.arange(0, BV)
     md, mv = od < D, ov < DV
     counts = tl.zeros((), dtype=tl.int32) == 0
@@ -74,7 +75,7 @@ def step(Q, K, V, SCALE, MASK, LOG_DECAY, TOTAL, RECENT_K, RECENT_U, RECENT_DECA
                 tail = md & (od >= m)
                 place = row + (od - m) * (DV + 1)
                 qm = tl.sum(tl.where((od == m)[None, :], q, 0.0), 1)
-                phi = q * qm[:, None] * tl.where(od == m, 0.7071067811865476, 1.0)[None, :]
+                phi = q * qm[:, None] * tl.where(od == m, root, 1.0)[None, :]
                 square = tl.load(place[:, None] + ov[None, :], mask=tail[:, None] & mv[None, :], other=0.0)
                 fs += tl.sum(phi[:, :, None] * square[None, :, :], 1)
                 gs += tl.sum(phi * tl.load(place + DV, mask=tail, other=0.0)[None, :], 1)
