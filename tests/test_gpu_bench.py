@@ -1,5 +1,6 @@
 """What `fastmax bench kernel --device cuda`, `fastmax tune` and `make test-gpu` do around the GPU that is not here."""
 
+import itertools
 from dataclasses import asdict, replace
 
 import pytest
@@ -67,6 +68,22 @@ def test_tiles_that_are_tried_fit_together() -> None:
     for tiles in tune.neighbours(tiles_for("gfx942", 128, 128, 2, torch.bfloat16)):
         assert tiles.chunk % tiles.longest == 0
         assert tiles.sums <= tiles.block
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120", "gfx942"])
+def test_tiles_of_the_table_fit_together(arch: str) -> None:
+    dims = (16, 32, 64, 128)
+    for dim, value_dim, order in itertools.product(dims, dims, (1, 2)):
+        for products in (torch.bfloat16, torch.float32):
+            tiles = tiles_for(arch, dim, value_dim, order, products)
+            assert tiles.chunk % tiles.longest == 0
+            assert (
+                dim % tiles.block
+                == tiles.block % tiles.sums
+                == tiles.block % tiles.unroll
+                == dim % tiles.vjp_unroll
+                == 0
+            )
 
 
 @no_gpu
