@@ -175,6 +175,16 @@ def test_little_or_nothing(batch: int, heads: int, queries: int, keys: int) -> N
     check(HERE, make(q, k, v), None, SMALL)
 
 
+def test_forgetting_where_there_is_nothing() -> None:
+    """No heads, and a packed batch of no sequences."""
+    none = torch.zeros(1, dtype=torch.int32)
+    packed: dict[str, Any] = {"cu_seqlens_q": none, "cu_seqlens_k": none}
+    for batch, heads, tokens, more in ((2, 0, 3, {}), (1, 2, 0, packed)):
+        q, k, v = (fp32(batch, heads, tokens, n) for n in (4, 4, 3))
+        decay = torch.full((batch, heads, tokens), -0.5)
+        check(HERE, make(q, k, v, is_causal=True, return_state=True, log_decay=decay, **more), None, SMALL)
+
+
 def test_what_it_cannot_run() -> None:
     x = fp32(1, 1, 4, 8)
     wide = fp32(1, 1, 4, 129)
