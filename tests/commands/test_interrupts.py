@@ -1,6 +1,7 @@
 """Ctrl-C wherever it comes: exit code 130 and not a word, during imports too. No time is waited for, but modules."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,7 +34,8 @@ def interrupted(
                 (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
     printed = process.communicate(timeout=300)[0]
     assert seen >= times, f"{module} was imported {seen} times"
-    return process.returncode, printed, [word for word in words if not word.startswith("loading PyTorch")]
+    # on a slow machine there are lines on how it goes before it is stopped
+    return process.returncode, printed, [word for word in words if not re.search(r"\.\.\. [\d,]+ s$|s so far$", word)]
 
 
 @pytest.mark.parametrize(

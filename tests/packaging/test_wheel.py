@@ -52,7 +52,7 @@ def test_the_command_works(bare: Bare, tmp_path: Path) -> None:
 )
 def test_a_missing_extra_is_named(arguments: list[str], message: str, bare: Bare, tmp_path: Path) -> None:
     done = subprocess.run([bare.command, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
-    said = [line for line in done.stderr.splitlines() if not line.startswith("loading PyTorch")]
+    said = [line for line in done.stderr.splitlines() if not line.endswith(" s")]  # on a slow machine: loading ... 3 s
     assert (done.returncode, len(said)) == (1, 1), done.stderr
     assert message in said[0]
     assert not list(tmp_path.iterdir())
