@@ -23,7 +23,8 @@ class Fading(NamedTuple):
         """of_chunk for some chunks of each sequence of a batch."""
         if chunks == 0 or self.of_chunk.shape[0] == sequences * chunks:
             return self.of_chunk
-        each = self.of_chunk.unflatten(0, (sequences, self.of_chunk.shape[0] // sequences))
+        slots, heads = self.of_chunk.shape
+        each = self.of_chunk.view(sequences, slots // sequences, heads)
         return each[:, first : first + chunks].flatten(0, 1)
 
 
