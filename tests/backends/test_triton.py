@@ -136,12 +136,12 @@ def test_wide_heads(dim: int) -> None:
 
 
 def test_spans() -> None:
-    """A budget of one chunk: the state is handed on between spans, and its gradient back."""
-    q, k, v = (fp32(1, 1, 70, n) for n in (8, 8, 4))
+    """A budget of one chunk of two sequences: the state is handed on between spans, and its gradient back."""
+    q, k, v = (fp32(2, 1, 70, n) for n in (8, 8, 4))
     more: dict[str, Any] = {
-        "state_in": earlier(1, 1, 8, 4),
+        "state_in": earlier(2, 1, 8, 4),
         "return_state": True,
-        "log_decay": -torch.rand(1, 1, 70) / 9,
+        "log_decay": -torch.rand(2, 1, 70) / 9,
     }
     check(HERE, make(q, k, v, is_causal=True, **more), None, SMALL._replace(feature_budget=1))
 

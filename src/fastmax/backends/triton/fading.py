@@ -25,7 +25,7 @@ class Fading(NamedTuple):
             return self.of_chunk
         slots, heads = self.of_chunk.shape
         each = self.of_chunk.view(sequences, slots // sequences, heads)
-        return each[:, first : first + chunks].flatten(0, 1)
+        return each[:, first : first + chunks].flatten(0, 1).contiguous()  # as the kernels take it
 
 
 def fading(log_decay: Tensor, sequences: Sequences, chunk: int, slots: Slots) -> Fading:
