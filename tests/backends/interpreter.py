@@ -118,7 +118,7 @@ def _answer(questions: Any, answers: Any) -> None:
         result = error = None
         try:
             result = getattr(import_module(module), function)(*arguments, **named)
-        except (ValueError, AssertionError, RuntimeError, TypeError) as found:
+        except (ValueError, AssertionError, RuntimeError, TypeError, LookupError, ArithmeticError) as found:
             error = found
         pickle.dump((result, error, [x if isinstance(x, Tensor) else None for x in arguments]), answers)
         answers.flush()

@@ -136,12 +136,12 @@ def test_wide_heads(dim: int) -> None:
 
 
 def test_spans() -> None:
-    """A budget of one chunk: the state is handed on between spans, and its gradient back."""
-    q, k, v = (fp32(1, 1, 70, n) for n in (8, 8, 4))
+    """A budget of one chunk of two sequences: the state is handed on between spans, and its gradient back."""
+    q, k, v = (fp32(2, 1, 70, n) for n in (8, 8, 4))
     more: dict[str, Any] = {
-        "state_in": earlier(1, 1, 8, 4),
+        "state_in": earlier(2, 1, 8, 4),
         "return_state": True,
-        "log_decay": -torch.rand(1, 1, 70) / 9,
+        "log_decay": -torch.rand(2, 1, 70) / 9,
     }
     check(HERE, make(q, k, v, is_causal=True, **more), None, SMALL._replace(feature_budget=1))
 
@@ -173,6 +173,16 @@ def test_little_or_nothing(batch: int, heads: int, queries: int, keys: int) -> N
     q, k, v = fp32(batch, heads, queries, 4), fp32(batch, heads, keys, 4), fp32(batch, heads, keys, 3)
     check(HERE, make(q, k, v, is_causal=True, return_state=True, head_scale=torch.ones(heads)), None, SMALL)
     check(HERE, make(q, k, v), None, SMALL)
+
+
+def test_forgetting_where_there_is_nothing() -> None:
+    """No heads, and a packed batch of no sequences."""
+    none = torch.zeros(1, dtype=torch.int32)
+    packed: dict[str, Any] = {"cu_seqlens_q": none, "cu_seqlens_k": none}
+    for batch, heads, tokens, more in ((2, 0, 3, {}), (1, 2, 0, packed)):
+        q, k, v = (fp32(batch, heads, tokens, n) for n in (4, 4, 3))
+        decay = torch.full((batch, heads, tokens), -0.5)
+        check(HERE, make(q, k, v, is_causal=True, return_state=True, log_decay=decay, **more), None, SMALL)
 
 
 def test_what_it_cannot_run() -> None:

@@ -26,13 +26,13 @@ def unsupported(call: Call) -> str | None:
     reason = device.missing(q.device)
     if reason is not None:
         return reason
+    if call.dropout_seed is not None:
+        return "dropout acts on single features, which it never stores"
     head_dim, value_dim = call.head_dim, call.value_dim
     if head_dim > MAX_DIM or value_dim > MAX_DIM:
         return f"it takes up to {MAX_DIM} channels per head, and there are {head_dim} and {value_dim}"
     if call.dtype.itemsize > 4:
         return "it has no float64"
-    if call.dropout_seed is not None:
-        return "dropout acts on single features, which it never stores"
     if options.order > 2:
         if call.state_in is not None or options.return_state:
             return f"order {options.order} has no state in it, only the dense form"

@@ -48,7 +48,7 @@ def parts(call: Call, plan: Plan, arch: str) -> Iterator[Part]:
     if call.cu_seqlens_q is not None and call.options.is_causal:
         cut = Cut.of(call, plan, arch)
         slots = ceil_div(call.q.shape[2] + call.k.shape[2], cut.tiles.chunk) + call.state_shape[0]
-        at_once = min(at_once, max(1, budget_of(plan) // (slots * cut.slot_bytes)))
+        at_once = min(at_once, max(1, budget_of(plan) // max(1, slots * cut.slot_bytes)))
     if at_once == max(1, heads):
         yield Part(call, slice(None), slice(None))
         return

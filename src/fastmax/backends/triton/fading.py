@@ -23,13 +23,14 @@ class Fading(NamedTuple):
         """of_chunk for some chunks of each sequence of a batch."""
         if chunks == 0 or self.of_chunk.shape[0] == sequences * chunks:
             return self.of_chunk
-        heads = self.of_chunk.shape[1]
-        return self.of_chunk.view(sequences, -1, heads)[:, first : first + chunks].reshape(-1, heads)
+        slots, heads = self.of_chunk.shape
+        each = self.of_chunk.view(sequences, slots // sequences, heads)
+        return each[:, first : first + chunks].flatten(0, 1).contiguous()  # as the kernels take it
 
 
 def fading(log_decay: Tensor, sequences: Sequences, chunk: int, slots: Slots) -> Fading:
     """In fp64, of which nothing is read back: chunks count from the start of their sequence."""
-    heads, tokens = log_decay.shape[1:]
+    tokens = log_decay.shape[2]
     total = log_decay.to(wide(log_decay.device)).cumsum(-1)
     before = pad(total, (1, 0))
     device = log_decay.device
@@ -50,6 +51,6 @@ def fading(log_decay: Tensor, sequences: Sequences, chunk: int, slots: Slots) ->
         slot_end = (slot_begin + chunk).clamp(max=tokens)
     c = total - before[..., begin]
     high = c.float()
-    of_chunk = (before[..., slot_end] - before[..., slot_begin]).exp().transpose(1, 2).reshape(-1, heads)
+    of_chunk = (before[..., slot_end] - before[..., slot_begin]).exp().transpose(1, 2).flatten(0, 1)
     found = (high, c - high, c.exp(), (before[..., end] - total).exp(), of_chunk)
     return Fading(*(x.float().contiguous() for x in found))
