@@ -198,7 +198,9 @@ def test_one_line_of_training_now_and_then_without_a_terminal(
 ) -> None:
     monkeypatch.setattr("fastmax._progress.EVERY", 0.0)
     assert made_up.main(["train", "--task", "text", *SHORT]) == 0
-    lines = capsys.readouterr().err.splitlines()
+    said = capsys.readouterr().err.splitlines()
+    # on a slow machine there are others, of pieces that take long
+    lines = [line for line in said if not line.endswith("so far") and " ... " not in line]
     assert [line.partition(",")[0] for line in lines] == ["training"] * 4
     assert "training, 2/4, step 2, loss " in lines[1]
     assert "steps/s" in lines[1]
