@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parent.parent
 GREY, SOFTMAX, FASTMAX = "#828a94", "#e0762b", "#3f8cf0"
-LENGTHS = ("kernel-short.json", "kernel-middle.json", "kernel-16384.json")
-"""One machine, one program; short, middle and long sequences."""
+LENGTHS = ("kernel-short.json", "kernel-16384-32.json", "kernel-16384-64.json")
+"""One machine, one program; short and long sequences."""
 
 
 def read(name: str) -> Any:

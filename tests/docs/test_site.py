@@ -65,7 +65,7 @@ def test_the_figure_of_the_readme_has_its_measurements() -> None:
     for head_dim in (32, 64):
         for who in ("native", "sdpa"):
             tokens, times = readme_figure.by_length(head_dim, who)
-            assert tokens == [128 * 2**i for i in range(8)]
+            assert tokens == [128, 256, 512, 1024, 16384]
             assert all(time > 0 for time in times)
     assert readme_figure.by_context("fastmax")[0] == readme_figure.by_context("softmax")[0]
 
