@@ -1,5 +1,8 @@
 """What every test has: one thread, a fixed seed, reproducible properties, and the backends to run on."""
 
+import signal
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -44,6 +47,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that a test starts obey Ctrl-C: those of a job in the background are born ignoring it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(params=["chunked", "auto"])

@@ -13,6 +13,8 @@ import pytest
 from fastmax.commands.defects import keep_traceback
 from fastmax.commands.interrupts import in_order, leave_at_once
 
+pytestmark = pytest.mark.usefixtures("interruptible")
+
 
 def interrupted(
     command: list[str], module: str, *, times: int = 1, whole_group: bool = False

@@ -320,6 +320,7 @@ def test_a_terminated_run_ends_in_order(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / run_folder.LOCK).exists()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_is_quiet(tmp_path: Path) -> None:
     # so many steps that it cannot end by itself meanwhile
     long = ("--steps", "100000", "--eval-every", "100000")
