@@ -58,6 +58,8 @@ def arguments() -> Namespace:
     if args.draw is not None:
         if args.picture is None:
             p.error("--draw needs --picture")
+    elif args.measured < max(args.length, args.long):
+        p.error(f"--measured must be at least --length and --long, got {args.measured}")
     elif not args.text or not args.test:
         p.error("--text and --test are needed")
     return args

@@ -159,7 +159,7 @@ def test_smollm2(example: Any, text: Path, tokenizer: BertTokenizer, tmp_path: P
     LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     out, student = tmp_path / "results.jsonl", tmp_path / "student"
-    shape = ("--length", "16", "--measured", "64", "--every", "2")
+    shape = ("--length", "16", "--long", "32", "--measured", "64", "--every", "2")
     more = ("--out", out, "--save", student, "--checkpoint", tmp_path / "state.safetensors")
     texts = ("--text", text, "--test", text)
     example("convert_smollm2", "--model", tmp_path / "model", *texts, *shape, *STEPS, *more)

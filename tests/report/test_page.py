@@ -263,4 +263,6 @@ def test_wrong_folders_are_refused(
         (tmp_path / "x" / "y.json").write_text(content)
     assert main(["report", str(tmp_path)]) == 1
     assert message in capsys.readouterr().err
-    assert main(["report", str(tmp_path / "absent")]) == 2
+    with pytest.raises(SystemExit) as absent:
+        main(["report", str(tmp_path / "absent")])
+    assert absent.value.code == 2
