@@ -8,9 +8,14 @@ import transformers
 from fastmax.integrations.transformers import register
 
 
-@pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
+@pytest.fixture(scope="session", autouse=True)
+def _registered() -> None:
+    """Before the models that the tests of a file share."""
     register()
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

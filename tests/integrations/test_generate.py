@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
+from fastmax import _tensor_file
 from fastmax.integrations.transformers import FastmaxCache, configure
 from tests.integrations.architectures import ARCHITECTURES, Architecture
 from tests.integrations.properties import generated, outputs
@@ -126,6 +127,11 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, llama: Any) -> None
     state.save(tmp_path / "state.safetensors")
     with pytest.raises(ValueError, match="does not hold a FastmaxCache of version 1"):
         FastmaxCache.load(tmp_path / "state.safetensors")
+    for layers in ("[{}]", "[1]", "{", '[{"kind": "state", "seen": 1, "options": {}}]'):
+        metadata = {"format": "fastmax.cache", "version": "1", "layers": layers}
+        _tensor_file.write(tmp_path / "changed.safetensors", {"x": torch.zeros(1)}, metadata)
+        with pytest.raises(ValueError, match=r"does not hold a whole FastmaxCache|a state has the entries"):
+            FastmaxCache.load(tmp_path / "changed.safetensors")
     cache.save(tmp_path / "whole.safetensors")
     (tmp_path / "half.safetensors").write_bytes((tmp_path / "whole.safetensors").read_bytes()[:-7])
     with pytest.raises(ValueError, match="not a whole safetensors file"):

@@ -36,10 +36,13 @@ def load(path: str | os.PathLike[str], device: torch.device | str) -> list[Layer
     if metadata.get("format") != FORMAT or metadata.get("version") != str(VERSION):
         raise ValueError(f"{path} does not hold a FastmaxCache of version {VERSION}")
     layers = []
-    for index, plain in enumerate(json.loads(metadata["layers"])):
-        prefix = f"{index}."
-        own = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
-        layers.append(_put_together(plain, own))
+    try:
+        for index, plain in enumerate(json.loads(metadata["layers"])):
+            prefix = f"{index}."
+            own = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+            layers.append(_put_together(plain, own))
+    except (KeyError, TypeError, json.JSONDecodeError) as error:  # only a file that somebody changed has such
+        raise ValueError(f"{path} does not hold a whole FastmaxCache ({error!r})") from error
     return layers
 
 
