@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fastmax.cli import main
+from fastmax.commands.reproduce import EXPERIMENTS
 from fastmax.lra.run_folder import exclusive
 from fastmax.reproduce import experiments, runner
 from fastmax.reproduce.items import BUDGETS, Item, Work, documents, slug
@@ -20,6 +21,10 @@ def run(items: list[Item], out: Path) -> runner.Outcome:
 
 def item(name: str, measure: Any, **settings: Any) -> Item:
     return Item("counting", name, {"seed": 0, **settings}, measure)
+
+
+def test_the_command_knows_every_experiment() -> None:
+    assert tuple(experiments.EXPERIMENTS) == EXPERIMENTS
 
 
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -11,14 +11,17 @@ from fastmax.commands.parser import Parser, command
 from fastmax.commands.paths import new_folder
 from fastmax.commands.shared import DataFolder, Threads, data_folder, set_threads
 
-EXPERIMENTS = ("exactness", "scaling", "maps", "dropout", "language", "recall", "lra-speed", "lra")
+EXPERIMENTS = (
+    "exactness", "scaling", "maps", "dropout", "language", "recall", "lra-speed", "lra-pace", "lra", "lra-settings",
+)  # fmt: skip
+"""Those of `fastmax.reproduce.experiments`, named here so that help and wrong arguments need no torch."""
 BUDGETS = ("quick", "cpu", "full")
 
 
 @dataclass(frozen=True)
 class Reproduction:
     budget: str = setting(
-        "quick: minutes, no data needed; cpu: hours, real data; full: the paper's scale, for GPUs;",
+        "minutes without data, hours with real data, or the paper's scale, for GPUs",
         default="quick",
         choices=BUDGETS,
     )
@@ -48,7 +51,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
 
 def _run(options: argparse.Namespace) -> int:
     out = Path("out") / options.budget if options.out is None else options.out
-    if "lra" in options.only:
+    if {"lra", "lra-pace", "lra-settings"} & set(options.only):
         need("lra")
     set_threads(options)
     with waiting("loading"):
