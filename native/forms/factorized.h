@@ -46,8 +46,8 @@ struct FactorizedForm {
     slopes = workspace.take<T>(chunk * chunk);
     u_transposed = workspace.take<T>(chunk * columns);
     if (sizes.drops) u_faded = workspace.take<T>(chunk * columns);
-    x_transposed = workspace.take<T>(chunk * dim);
-    d_x_transposed = workspace.take<T>(chunk * dim);
+    x_transposed = workspace.take<T>(sizes.transposed_size(chunk));
+    d_x_transposed = workspace.take<T>(sizes.transposed_size(chunk));
     d_u_transposed = workspace.take<T>(chunk * columns);
     d_x = workspace.take<T>(chunk * sizes.dim_pitch);
     d_u = workspace.take<T>(chunk * sizes.u_pitch);
@@ -265,7 +265,7 @@ struct FactorizedForm {
       memset(keys.u + n * sizes.u_pitch, 0, sizes.u_pitch * sizeof(T));
     }
     for (int64_t s = 0; s < subs; s++) {
-      transpose_to_channel_major(keys.x + s * W * sizes.x_pitch, sizes.x_pitch, dim, x_transposed + s * dim * W);
+      transpose_to_channel_major(keys.x + s * W * sizes.x_pitch, sizes.x_pitch, sizes.raw_dim, x_transposed + s * dim * W);
       transpose_to_channel_major(keys.u + s * W * sizes.u_pitch, sizes.u_pitch, columns, u_transposed + s * columns * W);
     }
     memset(d_x_transposed, 0, (int64_t)subs * dim * W * sizeof(T));
@@ -277,7 +277,7 @@ struct FactorizedForm {
   void store_key_grads() {
     const int dim = sizes.shape.dim, columns = sizes.shape.columns;
     for (int64_t s = 0; s < key_subs(); s++) {
-      transpose_to_token_major(d_x_transposed + s * dim * W, dim, d_x + s * W * sizes.dim_pitch, sizes.dim_pitch);
+      transpose_to_token_major(d_x_transposed + s * dim * W, sizes.raw_dim, d_x + s * W * sizes.dim_pitch, sizes.dim_pitch);
       transpose_to_token_major(d_u_transposed + s * columns * W, value_channels(), d_u + s * W * sizes.u_pitch, sizes.u_pitch);
     }
   }

@@ -22,6 +22,8 @@ FM_INLINE int64_t at(const FmTensor& t, int64_t batch, int64_t head, int64_t tok
 
 template <class T>
 struct Sizes {
+  int raw_dim;   // channels of queries and keys in memory
+  bool reduces;  // all but the last of them are used: see reduce_row
   Features<T> features;
   Shape<T> shape;
   int value_dim, chunk;
@@ -29,9 +31,12 @@ struct Sizes {
   bool drops;  // features are dropped
   bool packs;  // values are packed where each is used often enough to pay for it
   int64_t x_pitch, u_pitch, dim_pitch;
-  Sizes(const FmCall& c, int order)
-      : features((int)c.head_dim, (int)c.value_dim + 1, order),
-        shape{(int)c.head_dim, (int)c.value_dim + 1, (int)c.order},
+  // `is_private`: no state comes in or goes out, whose layout would be that of all channels.
+  Sizes(const FmCall& c, int order, bool is_private = false)
+      : raw_dim((int)c.head_dim),
+        reduces(is_private && order == 2 && c.normalize == FM_STANDARDIZE && raw_dim > 2 && !drops_features(c)),
+        features(raw_dim - reduces, (int)c.value_dim + 1, order),
+        shape{raw_dim - reduces, (int)c.value_dim + 1, (int)c.order},
         value_dim((int)c.value_dim),
         chunk((int)c.chunk),
         wraps(order == 2),
@@ -40,6 +45,8 @@ struct Sizes {
         x_pitch(features.row_pitch()),
         u_pitch(features.head),
         dim_pitch(round_up(c.head_dim, WIDE<T>)) {}
+  // Of [sub][dim][W], with room for a transposition of all channels at once: what it writes behind `dim` is not used.
+  int64_t transposed_size(int64_t tokens) const { return tokens * shape.dim + (reduces ? WIDE<T> : 0); }
   int64_t public_state_size() const {
     const int64_t dim = shape.dim;
     return (1 + dim + (features.order == 2 ? dim * (dim + 1) / 2 : 0)) * shape.columns;
@@ -50,7 +57,7 @@ struct Sizes {
 template <class T>
 void load_vectors(const FmCall& c, const FmTensor& from, int64_t offset, int count, const Sizes<T>& s, T factor, T* x,
                   T* rstd) {
-  load_normalized(c.normalize, from.data, from.type, offset, from.token_stride, count, s.shape.dim, x, s.x_pitch, (T)c.eps,
+  load_normalized(c.normalize, from.data, from.type, offset, from.token_stride, count, s.raw_dim, x, s.x_pitch, (T)c.eps,
                   factor, rstd);
 }
 

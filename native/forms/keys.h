@@ -28,7 +28,8 @@ struct KeyChunk {
   }
   void load_tokens(const Head& h, int64_t begin, int64_t end, bool wrap) {
     const FmCall& c = *h.call;
-    const int dim = sizes->shape.dim, value_dim = sizes->value_dim;
+    const int dim = sizes->raw_dim, value_dim = sizes->value_dim;
+    const T by = reflection<T>(dim);
     first = begin;
     count = (int)max(0, end - begin);
     const int64_t token = h.key_start + begin;
@@ -42,7 +43,8 @@ struct KeyChunk {
     }
     dropout.load(c, 1, h.batch * c.key_heads + h.key_head, c.keys, token, count);
     for (int n = 0; dropout.drops && n < count; n++) multiply_row(x + n * sizes->x_pitch, dropout.factors[n], dim);
-    for (int n = 0; wrap && n < count; n++) wrap_row(x + n * sizes->x_pitch, dim, sizes->x_pitch);
+    for (int n = 0; sizes->reduces && n < count; n++) reduce_row(x + n * sizes->x_pitch, by, dim);
+    for (int n = 0; wrap && n < count; n++) wrap_row(sizes->features, x + n * sizes->x_pitch, sizes->x_pitch);
   }
   void pack_values() {
     if (sizes->packs) pack(u, sizes->u_pitch, count, sizes->shape.columns, packed);
@@ -56,10 +58,15 @@ struct KeyChunk {
     pack_values();
   }
 
-  // d_x holds the gradients of the standardized keys; both are overwritten. With decay d_v has the denominator's channel too.
+  // d_x holds the gradients of the standardized keys, which must not be wrapped; both are overwritten. With decay d_v has the denominator's channel too.
   void store_grads(const Head& h, T* d_x, int64_t d_x_pitch, const T* d_v, int64_t d_v_pitch) const {
     const FmCall& c = *h.call;
-    const int dim = sizes->shape.dim, value_dim = sizes->value_dim;
+    const int dim = sizes->raw_dim, value_dim = sizes->value_dim;
+    const T by = reflection<T>(dim);
+    for (int n = 0; sizes->reduces && n < count; n++) {
+      reduce_row_vjp(d_x + n * d_x_pitch, by, dim);
+      restore_row(x + n * sizes->x_pitch, by, dim);
+    }
     for (int n = 0; dropout.drops && n < count; n++) {
       multiply_row(d_x + n * d_x_pitch, dropout.factors[n], dim);
       multiply_row(x + n * sizes->x_pitch, 1 / dropout.scale, dim);  // as it was; of a dropped one nothing is needed

@@ -20,7 +20,7 @@ struct QueryChunk {
   void take(Workspace& workspace, const Sizes<T>& s, int64_t capacity, bool grads) {
     sizes = &s;
     x = workspace.take<T>(capacity * s.x_pitch);
-    x_transposed = workspace.take<T>(capacity * s.shape.dim);
+    x_transposed = workspace.take<T>(s.transposed_size(capacity));
     out = workspace.take<T>(capacity * s.shape.columns);
     rstd = workspace.take<T>(capacity);
     dropout.take(workspace, capacity);
@@ -30,7 +30,7 @@ struct QueryChunk {
     w = workspace.take<T>(capacity * s.u_pitch);
     w_transposed = workspace.take<T>(capacity * s.shape.columns);
     packed = workspace.take<T>(capacity * s.shape.columns);
-    d_x = workspace.take<T>(capacity * s.shape.dim);
+    d_x = workspace.take<T>(s.transposed_size(capacity));
   }
   const T* x_transposed_of(int sub) const { return x_transposed + (int64_t)sub * sizes->shape.dim * W; }
   const T* w_transposed_of(int sub) const { return w_transposed + (int64_t)sub * sizes->shape.columns * W; }
@@ -39,7 +39,8 @@ struct QueryChunk {
 
   void load_tokens(const Head& h, int64_t group, int64_t begin, int64_t end, bool grads, bool wrap) {
     const FmCall& c = *h.call;
-    const int dim = sizes->shape.dim;
+    const int raw_dim = sizes->raw_dim, dim = sizes->shape.dim;
+    const T by = reflection<T>(raw_dim);
     head = h.key_head * h.groups + group;
     scale = (T)(c.head_scale ? c.scale * c.head_scale[head] : c.scale);
     first = begin;
@@ -54,13 +55,15 @@ struct QueryChunk {
     }
     for (int n = 0; n < count; n++) {
       T* xn = x + n * sizes->x_pitch;
-      if (grads) memcpy(hat + n * sizes->dim_pitch, xn, dim * sizeof(T));
-      if (grads) multiply_row(xn, scale, dim);
-      if (dropout.drops) multiply_row(xn, dropout.factors[n], dim);
-      if (wrap) wrap_row(xn, dim, sizes->x_pitch);
+      if (grads) memcpy(hat + n * sizes->dim_pitch, xn, raw_dim * sizeof(T));
+      if (grads) multiply_row(xn, scale, raw_dim);
+      if (dropout.drops) multiply_row(xn, dropout.factors[n], raw_dim);
+      if (sizes->reduces) reduce_row(xn, by, raw_dim);
+      if (wrap) wrap_row(sizes->features, xn, sizes->x_pitch);
     }
     for (int s = 0; s < subs; s++) {
-      transpose_to_channel_major(x + (int64_t)s * W * sizes->x_pitch, sizes->x_pitch, dim, x_transposed + (int64_t)s * dim * W);
+      transpose_to_channel_major(x + (int64_t)s * W * sizes->x_pitch, sizes->x_pitch, raw_dim,
+                                 x_transposed + (int64_t)s * dim * W);
       if (grads)
         transpose_to_channel_major(w + (int64_t)s * W * sizes->u_pitch, sizes->u_pitch, sizes->shape.columns,
                                    w_transposed + (int64_t)s * sizes->shape.columns * W);
@@ -120,13 +123,15 @@ struct QueryChunk {
   // From the gradients of x in d_x to those of the raw queries; returns that of the head's scale.
   double store_grads(const Head& h) {
     const FmCall& c = *h.call;
-    const int dim = sizes->shape.dim;
+    const int dim = sizes->raw_dim;
+    const T by = reflection<T>(dim);
     double d_scale = 0;
     for (int s = 0; s < subs; s++) {
       transpose_to_token_major(d_x_of(s), dim, d_rows, sizes->dim_pitch);
       const int rows = (int)min(W, count - s * W);
       for (int w = 0; w < rows; w++) {
         T* dn = d_rows + w * sizes->dim_pitch;
+        if (sizes->reduces) reduce_row_vjp(dn, by, dim);
         if (dropout.drops) multiply_row(dn, dropout.factors[s * W + w], dim);
         if (c.d_head_scale) d_scale += dot(dn, hat + (s * W + w) * sizes->dim_pitch, dim);
         multiply_row(dn, scale, dim);

@@ -35,6 +35,18 @@ constexpr int LANES = FM_VECTOR_BYTES / sizeof(T);
 template <class T>
 constexpr int WIDE = 2 * LANES<T>;  // the columns of a register tile
 
+// Integers of the width of T, a vector of them.
+template <class T>
+struct IntegerVector {
+  typedef int64_t type __attribute__((vector_size(FM_VECTOR_BYTES)));
+};
+template <>
+struct IntegerVector<float> {
+  typedef int32_t type __attribute__((vector_size(FM_VECTOR_BYTES)));
+};
+template <class T>
+using Integers = typename IntegerVector<T>::type;
+
 template <class T>
 FM_INLINE Vec<T> load(const T* p) {
   return (Vec<T>)*(const typename Vector<T>::unaligned*)p;
@@ -46,6 +58,15 @@ FM_INLINE void store(T* p, Vec<T> x) {
 template <class T>
 FM_INLINE Vec<T> broadcast(T x) {
   return x - Vec<T>{};
+}
+// x with the lanes before `first` set to zero, whatever they are.
+template <class T>
+FM_INLINE Vec<T> lanes_from(Vec<T> x, int64_t first) {
+  Integers<T> lane{};
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES<T>; i++) lane[i] = i;
+  const auto least = (decltype(lane[0] + 0))(first < -1 ? -1 : first > LANES<T> ? LANES<T> : first);
+  return (Vec<T>)((Integers<T>)x & (lane >= least));
 }
 FM_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 FM_INLINE int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }

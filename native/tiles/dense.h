@@ -55,8 +55,10 @@ constexpr int64_t UNMASKED = INT64_MAX / 2;
 
 template <class T>
 FM_INLINE void mask_row(T* row, int64_t key, int64_t diagonal) {
-  const int64_t hidden = min(key - diagonal, WIDE<T>);
-  for (int64_t w = 0; w < hidden; w++) row[w] = 0;
+  constexpr int L = LANES<T>;
+  const int64_t hidden = key - diagonal;
+  if (hidden > 0)
+    for (int h = 0; h < 2; h++) store(row + h * L, lanes_from<T>(load(row + h * L), hidden - h * L));
 }
 
 // How many of the keys some query of a sub-chunk sees.

@@ -22,15 +22,9 @@ constexpr int QUERY_PAIRS = WIDE<float> / 2;
 // s[r] of queries before the key `first` + r becomes zero.
 template <int R>
 FM_INLINE void hide(Vec<float> (&s)[R][2], int64_t first, int64_t diagonal) {
-  constexpr int L = LANES<float>;
-  typedef int32_t Ints __attribute__((vector_size(FM_VECTOR_BYTES)));
-  const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 #pragma GCC unroll 16
-  for (int r = 0; r < R; r++) {
-    const int hidden = (int)max(0, min(first + r - diagonal, 2 * L));
-    s[r][0] = (Vec<float>)((Ints)s[r][0] & (lane >= hidden));
-    s[r][1] = (Vec<float>)((Ints)s[r][1] & (lane + L >= hidden));
-  }
+  for (int r = 0; r < R; r++)
+    for (int h = 0; h < 2; h++) s[r][h] = lanes_from<float>(s[r][h], first + r - diagonal - h * LANES<float>);
 }
 // One key in pairs of queries.
 FM_INLINE Vec<Pair> query_pairs(const Vec<float> (&row)[2]) { return narrow(row[0], row[1]); }

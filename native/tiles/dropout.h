@@ -15,7 +15,7 @@ FM_INLINE uint64_t mix(uint64_t x) {
   return x ^ (x >> 32);
 }
 
-// As many words of 32 bits as a vector of T has lanes, and integers of the width of T.
+// As many words of 32 bits as a vector of T has lanes.
 template <class T>
 struct WordVector {
   typedef uint32_t type __attribute__((vector_size(LANES<T> * sizeof(uint32_t))));
@@ -24,14 +24,6 @@ struct WordVector {
 };
 template <class T>
 using Words = typename WordVector<T>::type;
-template <class T>
-struct LaneMask {
-  typedef int64_t type __attribute__((vector_size(FM_VECTOR_BYTES)));
-};
-template <>
-struct LaneMask<float> {
-  typedef int32_t type __attribute__((vector_size(FM_VECTOR_BYTES)));
-};
 
 template <class T>
 FM_INLINE Words<T> load_words(const uint32_t* p) {
@@ -68,7 +60,7 @@ FM_INLINE Vec<T> kept(const FeatureMasks<T>& masks, Vec<T> x, Words<T> feature, 
   hash ^= hash >> 16;
   hash *= 0xD35A2D97u;
   const auto keep = (typename WordVector<T>::whole)hash >= masks.least;
-  return __builtin_convertvector(keep, typename LaneMask<T>::type) ? x * masks.scale : Vec<T>{};
+  return __builtin_convertvector(keep, Integers<T>) ? x * masks.scale : Vec<T>{};
 }
 
 }  // namespace FM_LEVEL

@@ -37,8 +37,9 @@ struct Features {
     head = round_up(columns, W);
     size = head + (int64_t)blocks * columns * W;
   }
-  // Of a token, and of its shifted copies if there are any.
-  int64_t row_pitch() const { return round_up(round_up(dim, W) + (order == 2 ? dim / 2 + W : 0), W); }
+  // How far a token is read from: all blocks of it, and those of its shifted copies if there are any.
+  int64_t row_end() const { return round_up(dim, W) + (order == 2 ? dim / 2 : 0); }
+  int64_t row_pitch() const { return round_up(row_end(), W); }
 
   Block block(int b) const {
     const int across = linear;
@@ -57,10 +58,16 @@ struct Features {
   int64_t pitch(int b) const { return b < linear ? (int64_t)linear * W : W; }  // from column to column
 };
 
-// Continues a token cyclically, so that a shift is a load from further on.
+// Continues a token cyclically up to its end, so that a shift is a load from further on. A vector may reach behind the end, not
+// behind the pitch.
 template <class T>
-void wrap_row(T* x, int dim, int64_t pitch) {
-  for (int64_t i = dim; i < pitch; i++) x[i] = x[i - dim];
+void wrap_row(const Features<T>& f, T* x, int64_t pitch) {
+  constexpr int L = LANES<T>;
+  const int64_t end = f.row_end();
+  int64_t i = f.dim;
+  if (f.dim >= L)
+    for (; i < end && i + L <= pitch; i += L) store(x + i, load(x + i - f.dim));
+  for (; i < end; i++) x[i] = x[i - f.dim];
 }
 
 // [tokens][columns] to panels [tile][tokens][rows of the tile], so that a tile walks through memory in order.

@@ -196,6 +196,46 @@ void standardize_rows_vjp(T* d, int64_t d_pitch, const T* x, int64_t x_pitch, co
   }
 }
 
+// A standardized token has mean 0, so that n - 1 channels of an orthogonal basis that has the constant vector in it carry all
+// of its products: fewer features by 2 / n. Reflected so that the constant vector becomes the last axis, such a token is
+//
+//     x_i + x_last / (sqrt(n) - 1)  for i < n - 1,  and 0,
+//
+// which is what stands in the first n - 1 channels afterwards; the last is left as it was, for restore_row.
+template <class T>
+FM_INLINE T reflection(int n) {
+  return 1 / (square_root((T)n) - 1);
+}
+template <class T>
+FM_INLINE void add_to_row(T* x, T y, int n) {
+  constexpr int L = LANES<T>;
+  int i = 0;
+  for (; i + L <= n; i += L) store(x + i, load(x + i) + y);
+  for (; i < n; i++) x[i] += y;
+}
+template <class T>
+FM_INLINE void reduce_row(T* x, T by, int n) {
+  const T last = x[n - 1];
+  add_to_row(x, last * by, n);
+  x[n - 1] = last;
+}
+template <class T>
+FM_INLINE void restore_row(T* x, T by, int n) {
+  reduce_row(x, -by, n);
+}
+// From gradients of the first n - 1 channels after reduce_row to those before it, but for a constant, which standardize_rows_vjp
+// takes off.
+template <class T>
+FM_INLINE void reduce_row_vjp(T* d, T by, int n) {
+  constexpr int L = LANES<T>;
+  d[n - 1] = 0;
+  Vec<T> a{};
+  int i = 0;
+  for (; i + L <= n; i += L) a += load(d + i);
+  for (; i < n; i++) a[0] += d[i];
+  d[n - 1] = by * horizontal_sum<T>(a);
+}
+
 // The same by FmNormalize.
 template <class T>
 void normalize_vjp(int64_t how, T* d, int64_t d_pitch, const T* x, int64_t x_pitch, const T* rstd, int count, int n) {
