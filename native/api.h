@@ -77,7 +77,7 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   INT(dropout) /* FmDropout; what drops features needs the factorized form */                  \
   INT(dropped) /* entries of 2^16 */                                                           \
   POINTER(const int64_t, dropout_seed)                                                         \
-  INT(state_is_total) /* in an unmasked backward pass: state_in has all keys in it already */
+  INT(state_is_total) /* an unmasked forward pass keeps the sum over all keys for the backward pass, in a layout of its own */
 
 // One token per (batch, head) of decoding. Sums and recent tokens are contiguous and of type `type`.
 #define FM_STEP_FIELDS(INT, REAL, POINTER, TENSOR)                                       \

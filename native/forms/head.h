@@ -31,7 +31,7 @@ struct Sizes {
   bool drops;  // features are dropped
   bool packs;  // values are packed where each is used often enough to pay for it
   int64_t x_pitch, u_pitch, dim_pitch;
-  // `is_private`: no state comes in or goes out, whose layout would be that of all channels.
+  // `is_private`: no state comes in or goes out that others read, whose layout is that of all channels.
   Sizes(const FmCall& c, int order, bool is_private = false)
       : raw_dim((int)c.head_dim),
         reduces(is_private && order == 2 && c.normalize == FM_STANDARDIZE && raw_dim > 2 && !drops_features(c)),

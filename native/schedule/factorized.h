@@ -21,7 +21,7 @@ class FactorizedPass {
         from((const T*)from),
         to((T*)to),
         d_scale(d_scale),
-        sizes(call, (int)call.order, !from && !to),
+        sizes(call, (int)call.order, call.state_is_total || (!from && !to)),
         size(round_up(sizes.features.size, 64)),
         reverse(pass == Pass::key_grads),
         is_summed(pass == Pass::query_grads && !call.is_causal && call.state_is_total),

@@ -69,7 +69,7 @@ class Prepared:
         packed = abi.CALL.pack(
             *self.numbers, q.data_ptr(), *self.q, k.data_ptr(), *self.k, v.data_ptr(), *self.v, o.data_ptr(), *self.o,
             g, *self.g, 0 if log_decay is None else log_decay.data_ptr(), *self.log_decay, *_NO_GRADS, *_BEFORE_STATES,
-            0, total, *_BEHIND_STATES, 0,
+            0, total, *_BEHIND_STATES, total != 0,
         )  # fmt: skip
         try:
             self.library.run("forward", packed, None)
