@@ -1,5 +1,7 @@
 """Fastmax in plain PyTorch, on any device, for any order: executes a plan on tiles, forward and adjoint."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -141,9 +143,8 @@ def _backward(p: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads
     for step in reversed(steps):
         decay = Decay.of(p, step.start, step.stop)
         if isinstance(step, Attend):
-            for a, b in t.query_tiles(p, step) if step.reads_state else ():
-                q_hat, w = t.load_queries(p, a, b), t.load_output_grads(p, a, b, o, g, grads)
-                t.accumulate(d_state, q_hat, w if decay is None else t.faded(w, decay.of_queries(a, b), p))
+            if step.reads_state:
+                t.accumulate(d_state, _query_terms(p, step, decay, o, g, grads))
             continue
         for a, b in t.tiles(step.start, step.stop, t.feature_tile(p)):
             k_hat, u = t.load_keys(p, a, b)
@@ -173,6 +174,18 @@ def _read_state(p: Work, state: Tensor, q_hat: t.Tile, decay: Decay | None) -> T
 def _accumulate_keys(p: Work, state: Tensor, step: Accumulate, decay: Decay | None) -> None:
     if decay is not None:
         state *= decay.of_state()
+    t.accumulate(state, _key_terms(p, step, decay))
+
+
+def _key_terms(p: Work, step: Accumulate, decay: Decay | None) -> Iterator[tuple[t.Tile, Tensor]]:
     for a, b in t.tiles(step.start, step.stop, t.feature_tile(p)):
         k_hat, u = t.load_keys(p, a, b)
-        t.accumulate(state, k_hat, u if decay is None else u * decay.of_keys(a, b))
+        yield k_hat, u if decay is None else u * decay.of_keys(a, b)
+
+
+def _query_terms(
+    p: Work, step: Attend, decay: Decay | None, o: Tensor, g: Tensor, grads: OutputGrads
+) -> Iterator[tuple[t.Tile, Tensor]]:
+    for a, b in t.query_tiles(p, step):
+        q_hat, w = t.load_queries(p, a, b), t.load_output_grads(p, a, b, o, g, grads)
+        yield q_hat, w if decay is None else t.faded(w, decay.of_queries(a, b), p)

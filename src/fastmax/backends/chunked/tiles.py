@@ -4,7 +4,7 @@ Every tile is loaded from the raw inputs, converted to the accumulation dtype an
 of the size of a whole input is copied. Queries of the heads that share a key head are stacked: (B, Hkv, G * n, D).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +21,10 @@ from fastmax.plan import Attend
 
 FEATURE_BUDGET = 1 << 20
 """How many elements the features of one tile may have: enough for an efficient product, few enough for a cache."""
+
+MOST_SUMMED = 2048
+"""So many tokens are summed from zero, and their sum is then added to the state: two levels of sums lose less to rounding
+than one. Added to the state one by one, the terms of a million keys lost 4e-4 of it in fp32."""
 
 DENSE_TILE = 512
 
@@ -68,7 +72,8 @@ def tiles(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
 
 def feature_tile(p: Work) -> int:
     """How many tokens of all these heads are turned into features at a time."""
-    return max(16, (p.plan.feature_budget or FEATURE_BUDGET) // max(1, p.q.shape[0] * p.q.shape[1] * p.features))
+    budget = p.plan.feature_budget or FEATURE_BUDGET
+    return min(MOST_SUMMED, max(16, budget // max(1, p.q.shape[0] * p.q.shape[1] * p.features)))
 
 
 def dense_tile(p: Work) -> int:
@@ -163,9 +168,18 @@ def normalized_vjp(x: Tensor, d: Tensor, how: str) -> Tensor:
     return (d - x_hat * (d * x_hat).mean(-1, keepdim=True)) * scale
 
 
-def accumulate(state: Tensor, tile: Tile, b: Tensor) -> None:
-    """state += phi(x)^T b, for b of (B, Hkv, n, J)."""
-    state.flatten(0, 1).baddbmm_(tile.phi.flatten(0, 1), b.flatten(0, 1))
+def accumulate(state: Tensor, terms: Iterable[tuple[Tile, Tensor]]) -> None:
+    """state += phi(x)^T b for each tile x and its b, (B, Hkv, n, J)."""
+    part, tokens = None, 0
+    for tile, b in terms:
+        phi, rows = tile.phi.flatten(0, 1), b.flatten(0, 1)
+        part = phi @ rows if part is None else part.baddbmm_(phi, rows)
+        tokens += tile.b - tile.a
+        if tokens >= MOST_SUMMED:
+            state += part.view_as(state)
+            part, tokens = None, 0
+    if part is not None:
+        state += part.view_as(state)
 
 
 def read(state: Tensor, tile: Tile) -> Tensor:
