@@ -56,6 +56,10 @@ class Variant(NamedTuple):
     def plan(self) -> Plan:
         return Plan(form=self.form, level=self.level)
 
+    def workers(self, *numbers: int) -> tuple[int, ...]:
+        """Numbers of threads to try; the process of the interpreter has one, whatever is set in that of the tests."""
+        return (1,) if self.level == "interpreted" else numbers
+
     def adapted(self, call: Call, grads: OutputGrads) -> tuple[Call, OutputGrads]:
         """In fp32 what is in fp64, where a backend has none."""
         if self.name != "triton":

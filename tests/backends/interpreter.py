@@ -1,7 +1,7 @@
 """The Triton backend in Triton's interpreter: a process of its own, asked for one call at a time over a pipe.
 
 Kernels choose between compiler and interpreter when they are imported (TRITON_INTERPRET=1), and the interpreter is patched
-to be honest about bf16, so neither may happen in the process of the other tests.
+to be honest about bf16 and quick, so neither may happen in the process of the other tests.
 """
 
 import atexit
@@ -27,11 +27,11 @@ MISSING = None if find_spec("triton") is not None else "triton is not installed"
 class Interpreted:
     """The functions of the backend, as its process answers them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quick: bool = True) -> None:
         root = Path(__file__).parents[2]
         path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.backends.interpreter", *_coverage_file()],
+            [sys.executable, "-m", "tests.backends.interpreter", "quick" if quick else "slow", *_coverage_file()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=root,
@@ -128,17 +128,20 @@ def main() -> None:
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever is printed is no answer
     measured = None
-    if len(sys.argv) > 1:
+    speed, *coverage_file = sys.argv[1:]
+    if coverage_file:
         import coverage
 
-        measured = coverage.Coverage(data_file=sys.argv[1], data_suffix=True, config_file="pyproject.toml")
+        measured = coverage.Coverage(data_file=coverage_file[0], data_suffix=True, config_file="pyproject.toml")
         measured.start()
     import triton  # noqa: F401  (the backend asks whether it interprets)
 
-    from tests.backends import honest_interpreter
+    from tests.backends import honest_interpreter, quick_interpreter
 
     torch.set_num_threads(1)
     honest_interpreter.install()
+    if speed == "quick":
+        quick_interpreter.install()
     _answer(questions, answers)
     if measured is not None:
         measured.stop()

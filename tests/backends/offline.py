@@ -32,6 +32,7 @@ from fastmax.backends.triton.kernels.output_grads import output_grads
 from fastmax.backends.triton.kernels.read import read
 from fastmax.backends.triton.kernels.read_vjp import read_vjp
 from fastmax.backends.triton.kernels.step import step
+from fastmax.backends.triton.launch import rows_of
 from fastmax.backends.triton.precision import products_of
 from fastmax.backends.triton.tiles import Tiles, tiles_for
 from fastmax.core import EPS
@@ -96,10 +97,11 @@ def kernels(tiles: Tiles, head_dim: int, order: int, precision: str) -> list[Ker
 
 def small_kernels(head_dim: int, order: int, language: Any) -> list[Kernel]:
     """Those that multiply nothing on tensor cores."""
-    values = {"DVR": head_dim, "DV": head_dim, "BT": 64, "PACKED": True}
+    rows = rows_of(head_dim)
+    values = {"DVR": head_dim, "DV": head_dim, "BT": rows, "PACKED": True}
     token = {"D": head_dim, "DP": head_dim, "BV": 16, "ORDER": order, "DECAY": True}
     norm = {"NORM": "standardize", "EPS": EPS, "MASKED": True}
-    means = {"DR": head_dim, "D": head_dim, "BT": 64, "SPREAD": True, "PACKED": True, "MASKED": True, "DT": language}
+    means = {"DR": head_dim, "D": head_dim, "BT": rows, "SPREAD": True, "PACKED": True, "MASKED": True, "DT": language}
     grads = values | {
         "D": head_dim,
         "ORDER": order,
@@ -110,7 +112,7 @@ def small_kernels(head_dim: int, order: int, language: Any) -> list[Kernel]:
         "DECAY": True,
     }
     one_step = token | norm | {"DV": head_dim, "G": 4, "GP": 4, "R": 128, "BR": 16, "SUMMED": True}
-    tokens, centred = {"DR": head_dim, "D": head_dim, "BT": 64, "SCALED": True}, ("K_HAT", "K_STATE", "V_STATE")
+    tokens, centred = {"DR": head_dim, "D": head_dim, "BT": rows, "SCALED": True}, ("K_HAT", "K_STATE", "V_STATE")
     return [
         Kernel("normalize", normalize, tokens | norm, ("X",), products=("OUT",)),
         Kernel("centre", centre, means, ()),
@@ -172,13 +174,15 @@ def cost(built: Any, target: str) -> dict[str, Any]:
             file.write(built.asm["cubin"])
         with open(ptx, "w") as file:
             file.write(built.asm["ptx"])
-        verbose = [get_ptxas(arch).path, "-v", f"--gpu-name={sm_arch_from_capability(arch)}", "-o", os.devnull, ptx]
-        said = subprocess.run(verbose, capture_output=True, text=True, check=True).stderr
         usage = subprocess.run(
             [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True
         ).stdout
         found["registers"] = _number(r"REG:(\d+)", usage)
-        found["spills"] = _number(r"(\d+) bytes spill stores", said)
+        found["spills"] = 0
+        if _number(r"STACK:(\d+)", usage):  # where registers are spilled to; how many bytes only ptxas says
+            verbose = [get_ptxas(arch).path, "-v", f"--gpu-name={sm_arch_from_capability(arch)}", "-o", os.devnull, ptx]
+            said = subprocess.run(verbose, capture_output=True, text=True, check=True).stderr
+            found["spills"] = _number(r"(\d+) bytes spill stores", said)
         found["products"] = len(re.findall(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma", built.asm["ptx"]))
         if arch < 100:
             listing = subprocess.run(

@@ -218,7 +218,7 @@ def test_same_inputs_same_bits(variant: Variant, is_causal: bool) -> None:
     q, k, v = (randn(1, 2, 500, 16, dtype=torch.float32) for _ in range(3))
     decay = {"log_decay": -torch.rand(1, 2, 500) / 50} if is_causal else {}
     call = make(q, k, v, is_causal=is_causal, head_scale=torch.rand(2), **decay)
-    for workers in (1, 2, 3):
+    for workers in variant.workers(1, 2, 3):
         with threads(workers):
             first = everything(variant, call)
             for _ in range(2):
@@ -236,7 +236,7 @@ def test_the_future_does_not_leak(variant: Variant, decays: bool, mode: str | No
         options |= {"dropout_p": 0.1, "dropout_mode": mode, "dropout_seed": torch.tensor(4)}
     q, k, v = (randn(1, 1, 300, 24, dtype=torch.float32) for _ in range(3))
     decay = -torch.rand(1, 1, 300) / 10
-    for workers in (1, 3):
+    for workers in variant.workers(1, 3):
         with threads(workers):
             before = everything(variant, make(q, k, v, log_decay=decay if decays else None, **options))["o"]
             for i in (0, 15, 63, 64, 128, 200, 298):
@@ -257,7 +257,7 @@ def test_padding_does_not_matter(variant: Variant, is_causal: bool) -> None:
     mask = torch.rand(2, 1, 200) < 0.6
     mask[:, :, :2] = False
     decay = {"log_decay": torch.where(mask, -torch.rand(2, 1, 200) / 10, 0)} if is_causal else {}
-    for workers in (1, 3):
+    for workers in variant.workers(1, 3):
         results = []
         for content in (0.0, 1e30, torch.nan):
             padded = [torch.where(mask.unsqueeze(-1), x, content) for x in (k, v)]

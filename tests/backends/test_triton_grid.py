@@ -1,9 +1,11 @@
-"""The Triton backend in Triton's interpreter at every size of heads, with every feature beside every other.
+"""The Triton backend in Triton's interpreter: every combination of features, and every size of heads.
 
-Slow, so `make test-triton` runs it. Each row of CASES is a call; between them each pair of features, orders, masks and dtypes
-stands in some row.
+`make test-triton` runs it. Each row of CASES is a call; between them each pair of features, orders, masks and dtypes stands
+in some row.
 """
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -87,6 +89,33 @@ def call_of(case: Case, dim: int, value_dim: int) -> Call:
             "return_state": True,
         }
     return make(q, k, v, order=case.order, is_causal=case.is_causal, normalize=case.normalize, **more)
+
+
+def every_combination(form: str) -> Iterator[Case]:
+    """Of what the kernels that multiply are compiled for; normalization and scale, which they are not, take turns."""
+    dense = form == "dense"
+    number = 0
+    for order, is_causal, dtype in product((1, 2, 3, 4) if dense else (1, 2), (True, False), (SINGLE, BRAIN, HALF)):
+        flags = ["packed", "groups", "padding"]
+        if is_causal:
+            flags.append("decay")
+        if not dense or (is_causal and order < 3):  # an unmasked state is factorized, and of order 3 there is none
+            flags.append("state")
+        for chosen in product((False, True), repeat=len(flags)):
+            features = [flag for flag, given in zip(flags, chosen, strict=True) if given]
+            features += ["scale"] if number % 5 < 3 else []
+            yield Case(order, is_causal, dtype, ("standardize", "rms", "none")[number % 3], " ".join(features))
+            number += 1
+
+
+@pytest.mark.parametrize("case", list(every_combination("factorized")), ids=str)
+def test_every_combination(case: Case) -> None:
+    check(HERE, call_of(case, 16, 16), None, CUT)
+
+
+@pytest.mark.parametrize("case", list(every_combination("dense")), ids=str)
+def test_every_combination_of_the_dense_form(case: Case) -> None:
+    check(HERE, call_of(case, 16, 16), None, CUT._replace(form="dense"))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

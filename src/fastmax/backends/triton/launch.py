@@ -15,8 +15,10 @@ from fastmax.core import EPS
 CENTRE_TOKENS = 1024
 """How many tokens, at most, a centre is the mean of: it has to be near them, no more."""
 
-ROWS = 64
-"""Rows of a program of the kernels that only load and store."""
+
+def rows_of(channels: int) -> int:
+    """Rows of a program of the kernels that only load and store: as many as registers hold."""
+    return 64 if channels <= 64 else 32
 
 
 class Values(NamedTuple):
@@ -50,11 +52,12 @@ def normalized(work: Work, *, are_queries: bool) -> Side:
     x = channels_last(call.q if are_queries else call.k)
     batch, heads, tokens, channels = x.shape
     out = torch.empty(batch, heads, tokens, work.shape.d, device=work.device, dtype=work.products.dtype)
+    rows = rows_of(work.shape.d)
     if out.numel():
         with _on(work):
-            normalize[(ceil_div(tokens, ROWS) * batch * heads,)](
+            normalize[(ceil_div(tokens, rows) * batch * heads,)](
                 x, work.counts, work.head_scale, out, tokens, heads, *x.stride()[:3], call.scale if are_queries else 1.0,
-                DR=channels, D=work.shape.d, BT=ROWS, NORM=call.options.normalize, EPS=EPS,
+                DR=channels, D=work.shape.d, BT=rows, NORM=call.options.normalize, EPS=EPS,
                 MASKED=work.masked and not are_queries, SCALED=are_queries and call.head_scale is not None,
             )  # fmt: skip
     return Side(x, out, seq.cu_q if are_queries else seq.cu_k, are_queries)
@@ -71,7 +74,7 @@ def centre(work: Work, keys: Side, span: Span, *, values: bool) -> Tensor:
         with _on(work):
             centre[(work.sequences.count * work.key_heads,)](
                 x, work.counts, out, keys.cu, x.shape[2], span.start, span.keys, min(CENTRE_TOKENS, work.chunk),
-                work.key_heads, *x.stride()[:3], DR=dim, D=d, BT=ROWS, SPREAD=not work.is_causal,
+                work.key_heads, *x.stride()[:3], DR=dim, D=d, BT=rows_of(d), SPREAD=not work.is_causal,
                 PACKED=work.sequences.packed, MASKED=work.masked, DT=work.products.language,
             )  # fmt: skip
     return out
@@ -87,14 +90,15 @@ def new_values(work: Work, keys: Side) -> Values:
 def centre_keys(work: Work, keys: Side, span: Span, values: Values, centres: Centres) -> None:
     from fastmax.backends.triton.kernels.centre_keys import centre_keys
 
-    rows = work.sequences.tiles(ROWS, span.keys, of_queries=False)
+    size = rows_of(max(work.shape.d, work.shape.dv))
+    rows = work.sequences.tiles(size, span.keys, of_queries=False)
     if rows.number * work.key_heads:
         with _on(work):
             centre_keys[(rows.number, work.key_heads)](
                 keys.hat, work.v, work.counts, work.none if work.fading is None else work.fading.from_here, *centres,
                 values.x_of_state, values.a_of_state, values.last_of_state, rows.owner, rows.first, keys.cu, work.v.shape[2],
                 span.start, span.keys, rows.per_sequence, *work.v.stride()[:3],
-                D=work.shape.d, DVR=work.shape.value_dim, DV=work.shape.dv, BT=ROWS, PACKED=work.sequences.packed,
+                D=work.shape.d, DVR=work.shape.value_dim, DV=work.shape.dv, BT=size, PACKED=work.sequences.packed,
                 DECAY=work.fading is not None,
             )  # fmt: skip
 
@@ -114,7 +118,8 @@ def output_grads(
     """`centres` are None where no state is read."""
     from fastmax.backends.triton.kernels.output_grads import output_grads
 
-    rows = work.sequences.tiles(ROWS, span.queries, of_queries=True)
+    size = rows_of(max(work.shape.d, work.shape.dv))
+    rows = work.sequences.tiles(size, span.queries, of_queries=True)
     heads, tokens = work.call.q.shape[1:3]
     given_o, given_g = o if do is None else channels_last(do), g if dg is None else dg
     if rows.number * heads:
@@ -124,7 +129,7 @@ def output_grads(
                 *(centres or (work.none, work.none)), w.a, w.last, w.a_of_state, w.last_of_state, w.f0, w.f1, rows.owner,
                 rows.first, queries.cu, tokens, span.start, span.queries, rows.per_sequence,
                 *o.stride()[:3], *g.stride(), *given_o.stride()[:3], *given_g.stride(),
-                D=work.shape.d, DVR=work.shape.value_dim, DV=work.shape.dv, ORDER=work.shape.order, BT=ROWS,
+                D=work.shape.d, DVR=work.shape.value_dim, DV=work.shape.dv, ORDER=work.shape.order, BT=size,
                 GROUPS=work.call.groups, PACKED=work.sequences.packed, HAS_DO=do is not None, HAS_DG=dg is not None,
                 STATE=centres is not None, DECAY=work.fading is not None,
             )  # fmt: skip
