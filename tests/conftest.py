@@ -23,16 +23,17 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--interpreted", action="store_true", help="the whole conformance suite in Triton's interpreter: slow"
+        "--interpreted", action="store_true", help="the whole suite of the Triton backend in Triton's interpreter"
     )
     parser.addoption("--wheel", help="the wheel that `make package` has built: the tests of it")
     parser.addoption("--gpu-report", action="store_true", help="end with a line that says what ran on which GPU")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.getoption("--gpu-report"):
-        counts = [len(terminalreporter.getreports(outcome)) for outcome in ("passed", "failed")]
-        terminalreporter.write_line(gpu_report.line(*counts))
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """After all that pytest prints: the line is the last."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if config.getoption("--gpu-report", default=False) and reporter is not None:
+        reporter.write_line(gpu_report.line(*gpu_report.counts(reporter.getreports)))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

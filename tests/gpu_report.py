@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import subprocess
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import torch
@@ -14,6 +15,11 @@ def line(passed: int, failed: int) -> str:
     facts = [f"fastmax {fastmax.__version__}", *_gpu(), f"torch {torch.__version__}", f"triton {_triton()}"]
     facts += [datetime.now(UTC).strftime("%Y-%m-%d"), f"{passed} passed", f"{failed} failed"]
     return "GPU run: " + " | ".join(facts)
+
+
+def counts(outcomes: Callable[[str], Sequence[object]]) -> tuple[int, int]:
+    """Passed and failed, of what a function has by outcome; a test that did not come so far as to fail has failed."""
+    return len(outcomes("passed")), len(outcomes("failed")) + len(outcomes("error"))
 
 
 def _gpu() -> list[str]:

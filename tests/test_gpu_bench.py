@@ -113,3 +113,8 @@ def test_the_line_to_report() -> None:
     assert line.startswith("GPU run: fastmax ")
     assert "| no GPU |" in line
     assert line.endswith("12 passed | 1 failed")
+
+
+def test_an_error_before_a_test_is_a_failure() -> None:
+    reports = {"passed": ["a", "b"], "failed": ["c"], "error": ["d", "e"], "skipped": ["f"]}
+    assert gpu_report.counts(lambda outcome: reports.get(outcome, [])) == (2, 3)

@@ -31,7 +31,7 @@ class Interpreted:
         root = Path(__file__).parents[2]
         path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.backends.interpreter", "quick" if quick else "slow", *_coverage_file()],
+            [sys.executable, "-m", "tests.backends.interpreter", "quick" if quick else "slow"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=root,
@@ -99,13 +99,6 @@ def stepped(*arguments: Any) -> Tensor:
     return _backend().prepare_step(*tensors, **options)(*tensors[:3], *more)
 
 
-def _coverage_file() -> list[str]:
-    """Where coverage of this process is written, if it is measured: that of the other goes beside it."""
-    coverage = sys.modules.get("coverage")
-    current = None if coverage is None else coverage.Coverage.current()
-    return [] if current is None else [str(Path(current.config.data_file).absolute())]
-
-
 def _answer(questions: Any, answers: Any) -> None:
     from importlib import import_module
 
@@ -127,25 +120,15 @@ def _answer(questions: Any, answers: Any) -> None:
 def main() -> None:
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever is printed is no answer
-    measured = None
-    speed, *coverage_file = sys.argv[1:]
-    if coverage_file:
-        import coverage
-
-        measured = coverage.Coverage(data_file=coverage_file[0], data_suffix=True, config_file="pyproject.toml")
-        measured.start()
     import triton  # noqa: F401  (the backend asks whether it interprets)
 
     from tests.backends import honest_interpreter, quick_interpreter
 
     torch.set_num_threads(1)
     honest_interpreter.install()
-    if speed == "quick":
+    if sys.argv[1] == "quick":
         quick_interpreter.install()
     _answer(questions, answers)
-    if measured is not None:
-        measured.stop()
-        measured.save()
 
 
 if __name__ == "__main__":
