@@ -36,11 +36,13 @@ test-gpu: $(STAMP)  ## on a machine with a GPU: every backend there; ends in a l
 
 check: $(STAMP)  ## format, lint, types
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(filter native/%,$(NATIVE))
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 format: $(STAMP)
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(filter native/%,$(NATIVE))
 	$(BIN)/ruff check --fix .
 
 docs: $(STAMP)  ## the documentation into site/, without network; a broken link, anchor or reference ends it

@@ -61,8 +61,8 @@ struct FactorizedForm {
   void add_queries(State<T> state, int64_t group) {
     if (decays) decay.fade_rows(queries.w, sizes.u_pitch, sizes.shape.columns, decay.since_start, queries.count);
     queries.pack_grads();
-    accumulate(sizes.features, state, queries.x, sizes.x_pitch, query_masks(), queries.w, sizes.u_pitch,
-               queries.packed_grads(), queries.count, fade(group), panel, prefetcher);
+    accumulate(sizes.features, state, queries.x, sizes.x_pitch, query_masks(), queries.w, sizes.u_pitch, queries.packed_grads(),
+               queries.count, fade(group), panel, prefetcher);
   }
   FeatureMasks<T> key_masks() const { return keys.dropout.masks(*call, words); }
   FeatureMasks<T> query_masks() const { return queries.dropout.masks(*call, words); }
@@ -205,14 +205,12 @@ struct FactorizedForm {
     } else {
       weigh<T>(sizes.shape, dense, x, diagonal, fading, nullptr, weights_);
       argument_grads(sizes.shape, dense, queries.w_transposed_of(s), diagonal, weights_);
-      add_products(dense.x, dense.x_pitch, sizes.shape.dim, (const T*)weights_, visible<T>(dense.count, diagonal),
-                   queries.d_x_of(s));
+      add_products(dense.x, dense.x_pitch, sizes.shape.dim, (const T*)weights_, visible_to_first_half<T>(dense.count, diagonal),
+                   visible<T>(dense.count, diagonal), queries.d_x_of(s));
     }
   }
   // For the queries of a sub-chunk and the keys that they see; null without decay.
-  const T* fade_pairs(int s, int keys) {
-    return decays ? decay.fade_pairs(s * W, 0, visible<T>(keys, s * W)) : nullptr;
-  }
+  const T* fade_pairs(int s, int keys) { return decays ? decay.fade_pairs(s * W, 0, visible<T>(keys, s * W)) : nullptr; }
   void store_queries(const Head& h, int64_t group) {
     if (pass == Pass::outputs)
       queries.store_outputs(h);

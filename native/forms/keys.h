@@ -58,7 +58,8 @@ struct KeyChunk {
     pack_values();
   }
 
-  // d_x holds the gradients of the standardized keys, which must not be wrapped; both are overwritten. With decay d_v has the denominator's channel too.
+  // d_x holds the gradients of the standardized keys, which must not be wrapped; both are overwritten. With decay d_v has the
+  // denominator's channel too.
   void store_grads(const Head& h, T* d_x, int64_t d_x_pitch, const T* d_v, int64_t d_v_pitch) const {
     const FmCall& c = *h.call;
     const int dim = sizes->raw_dim, value_dim = sizes->value_dim;

@@ -65,7 +65,8 @@ struct Products {
     T *of_weights = weights + s * STRIDE, *of_slopes = slopes + s * STRIDE;
     weigh(sizes.shape, t, queries.x_transposed_of(s), position, fading, of_weights, of_slopes);
     argument_grads(sizes.shape, t, queries.w_transposed_of(s), position, of_slopes);
-    add_products(t.x, t.x_pitch, sizes.shape.dim, (const T*)of_slopes, visible<T>(t.count, position), queries.d_x_of(s));
+    add_products(t.x, t.x_pitch, sizes.shape.dim, (const T*)of_slopes, visible_to_first_half<T>(t.count, position),
+                 visible<T>(t.count, position), queries.d_x_of(s));
   }
   // The gradients of a tile of keys, from all queries at hand.
   void add_key_grads(int64_t key, int64_t position, T* d_x, T* d_u) {

@@ -1,7 +1,7 @@
 // The products of the dense form of one head where all tensors are bf16: numbers are rounded to bf16, sums are taken in fp32.
 //
-// Values are bf16 as they come. Rounded are the normalized queries and keys, the weights (numerator and denominator sum the same
-// ones), and in the backward pass the gradients of numerators and of s. What is subtracted from one another stays in fp32.
+// Values are bf16 as they come. Rounded are the normalized queries and keys, the weights (numerator and denominator sum the
+// same ones), and in the backward pass the gradients of numerators and of s. What is subtracted from one another stays in fp32.
 #pragma once
 #include "forms/products.h"
 #include "tiles/dense_bf16.h"
@@ -77,7 +77,7 @@ struct Bf16Products {
     const PairedKeys t = tile(key);
     weigh(sizes.shape, t, q_of(s), position, weights);
     add_products(u_keys + key / 2 * sizes.u_pitch, sizes.u_pitch, sizes.shape.columns, (const Pair*)weights,
-                 visible_pairs(t.count, position), queries.out_of(s));
+                 pairs_visible_to_first_half(t.count, position), visible_pairs(t.count, position), queries.out_of(s));
   }
   void add_query_grads(int s, int64_t, int64_t key, int64_t position) {
     const PairedKeys t = tile(key);
@@ -86,7 +86,7 @@ struct Bf16Products {
                    queries.w_transposed_of(s) + (int64_t)sizes.value_dim * W, position, derivatives, slopes_by_keys,
                    slopes + s * STRIDE);
     add_products(k_keys + key / 2 * sizes.dim_pitch, sizes.dim_pitch, sizes.shape.dim, (const Pair*)slopes_by_keys,
-                 visible_pairs(t.count, position), queries.d_x_of(s));
+                 pairs_visible_to_first_half(t.count, position), visible_pairs(t.count, position), queries.d_x_of(s));
   }
   void add_key_grads(int64_t key, int64_t position, float* d_x, float* d_u) {
     const int count = tile(key).count;

@@ -9,7 +9,7 @@ template <class T>
 struct QueryChunk {
   static constexpr int W = WIDE<T>;
   const Sizes<T>* sizes;
-  T *x, *x_transposed, *out, *rstd;                   // x_transposed: [sub][dim][W], out: [sub][columns][W]
+  T *x, *x_transposed, *out, *rstd;  // x_transposed: [sub][dim][W], out: [sub][columns][W]
   TokenDropout<T> dropout;
   T *hat, *w, *w_transposed, *packed, *d_x, *d_rows;  // only for gradients
   int64_t first = 0, head = 0;

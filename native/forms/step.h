@@ -26,8 +26,8 @@ void public_features(const T* x, int dim, int order, T* out) {
 // Tokens that join a sum: rows = rows * fade + sum of k u^T.
 template <class T>
 struct Joining {
-  const T* k;       // [tokens][k_pitch]: monomials
-  const T* u;       // [tokens][u_pitch]: what they are worth when the last of them has come
+  const T* k;  // [tokens][k_pitch]: monomials
+  const T* u;  // [tokens][u_pitch]: what they are worth when the last of them has come
   int64_t k_pitch, u_pitch;
   int tokens;
   T fade;
@@ -118,9 +118,8 @@ void weigh_keys(const T* q, const T* k, int dim, int order, int64_t count, T* we
     Vec<T> parts[L];
     for (int i = 0; i < L; i++) parts[i] = n + i < count ? dot_lanes(q, k + (n + i) * dim, dim) : Vec<T>{};
     const Vec<T> s = sums<T>(parts);
-    with_order(order, [&](auto Order) __attribute__((always_inline)) {
-      store(weights + n, similarity<T, decltype(Order)::value>(s));
-    });
+    with_order(order, [&](auto Order)
+                          __attribute__((always_inline)) { store(weights + n, similarity<T, decltype(Order)::value>(s)); });
   }
 }
 

@@ -36,7 +36,8 @@ inline int check_dropout(const FmCall& c) {
 inline int check(const FmCall& c) {
   if (const int status = check_numbers(c.type, c.head_dim, c.value_dim)) return status;
   if (const int status = check_tensors({&c.q, &c.k, &c.v, &c.o, &c.g, &c.d_o, &c.d_g, &c.d_q, &c.d_k, &c.d_v})) return status;
-  if (c.log_decay.data && (c.log_decay.type != c.type || !c.is_causal || (c.queries != 0 && c.queries != c.keys))) return FM_BAD_DECAY;
+  if (c.log_decay.data && (c.log_decay.type != c.type || !c.is_causal || (c.queries != 0 && c.queries != c.keys)))
+    return FM_BAD_DECAY;
   if (c.d_decay.data && c.d_decay.type != c.type) return FM_BAD_DECAY;
   if (c.g.data && c.g.type != c.type) return FM_BAD_TYPE;
   if (c.normalize < FM_AS_IT_IS || c.normalize > FM_RMS) return FM_BAD_NORMALIZE;
@@ -53,7 +54,9 @@ inline int check(const FmStep& c) {
   if (c.normalize < FM_AS_IT_IS || c.normalize > FM_RMS) return FM_BAD_NORMALIZE;
   if (c.recent_count < 0 || c.recent_count - c.fold >= c.recent_capacity || !c.recent_k || !c.recent_u) return FM_BAD_CHUNK;
   if (c.fold < 0 || c.fold > c.recent_count || (c.fold && !c.total)) return FM_BAD_CHUNK;
-  if (!c.log_decay.data != !c.recent_decay || (c.total_decay && !c.recent_decay) || (c.log_decay.data && c.log_decay.type != c.type)) return FM_BAD_DECAY;
+  if (!c.log_decay.data != !c.recent_decay || (c.total_decay && !c.recent_decay) ||
+      (c.log_decay.data && c.log_decay.type != c.type))
+    return FM_BAD_DECAY;
   return check_form(c.total ? FM_FACTORIZED : FM_DENSE, c.order);
 }
 

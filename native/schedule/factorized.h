@@ -51,7 +51,7 @@ class FactorizedPass {
   T* to;
   double* d_scale;
   const Sizes<T> sizes;
-  const int64_t size;  // of a state
+  const int64_t size;                      // of a state
   const bool reverse, is_summed, is_long;  // is_summed: `from` is what the sum would be
   const int64_t bundle, bundles;
   T* states = nullptr;  // [heads][1 + segments][size]: the total, and one of each segment

@@ -201,7 +201,7 @@ class Step {
     for (int64_t n = 0; n < count; n += ROWS_AT_ONCE)
       for (int64_t g = 0; g < groups; g++)
         read_rows<T, NONE>(recent_u(i) + n * columns, columns, (int)min(ROWS_AT_ONCE, count - n), worker.weights + g * own + n,
-                            Joining<T>{}, out + g * pitch);
+                           Joining<T>{}, out + g * pitch);
   }
   void store_output(int64_t i, int64_t g, T* total) const {
     const T denominator = total[columns - 1], inverse = denominator == 0 ? 0 : 1 / denominator;

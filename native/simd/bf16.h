@@ -34,15 +34,15 @@ FM_INLINE Vec<Pair> interleave(Vec<Pair> a, Vec<Pair> b) {
 }
 
 // acc[r] += sum over k of a[k * a_step + r * a_row] . b[k * b_step ..]
-template <class T, int R>
-FM_INLINE void multiply(Vec<T> (&acc)[R][2], const Pair* a, ptrdiff_t a_step, ptrdiff_t a_row, const Pair* b,
-                        ptrdiff_t b_step, int64_t steps) {
+template <class T, int R, int First = 0>
+FM_INLINE void multiply(Vec<T> (&acc)[R][2], const Pair* a, ptrdiff_t a_step, ptrdiff_t a_row, const Pair* b, ptrdiff_t b_step,
+                        int64_t steps) {
   for (int64_t k = 0; k < steps; k++, a += a_step, b += b_step) {
-    const __m512bh b0 = (__m512bh)load(b), b1 = (__m512bh)load(b + LANES<Pair>);
+    const __m512bh b0 = (__m512bh)(First == 0 ? load(b) : Vec<Pair>{}), b1 = (__m512bh)load(b + LANES<Pair>);
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
       const __m512bh x = (__m512bh)broadcast(a[r * a_row]);
-      acc[r][0] = (Vec<float>)_mm512_dpbf16_ps((__m512)acc[r][0], x, b0);
+      if constexpr (First == 0) acc[r][0] = (Vec<float>)_mm512_dpbf16_ps((__m512)acc[r][0], x, b0);
       acc[r][1] = (Vec<float>)_mm512_dpbf16_ps((__m512)acc[r][1], x, b1);
     }
   }

@@ -97,16 +97,16 @@ struct Tiles {
   int rows(int i) const { return low + (i < higher); }
 };
 
-// acc[r] += sum over k of a[k * a_step + r * a_row] * b[k * b_step ..]
-template <class T, int R>
+// acc[r] += sum over k of a[k * a_step + r * a_row] * b[k * b_step ..]; with First = 1 in the second half of the lanes alone.
+template <class T, int R, int First = 0>
 FM_INLINE void multiply(Vec<T> (&acc)[R][2], const T* a, ptrdiff_t a_step, ptrdiff_t a_row, const T* b, ptrdiff_t b_step,
                         int64_t steps) {
   for (int64_t k = 0; k < steps; k++, a += a_step, b += b_step) {
-    const Vec<T> b0 = load(b), b1 = load(b + LANES<T>);
+    const Vec<T> b0 = First == 0 ? load(b) : Vec<T>{}, b1 = load(b + LANES<T>);
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
       const Vec<T> x = broadcast(a[r * a_row]);
-      acc[r][0] += x * b0;
+      if constexpr (First == 0) acc[r][0] += x * b0;
       acc[r][1] += x * b1;
     }
   }
@@ -126,8 +126,8 @@ FM_INLINE void add_tile(Vec<T> (&acc)[R][2], T* p, ptrdiff_t pitch) {
     store(p + r * pitch + LANES<T>, load(p + r * pitch + LANES<T>) + acc[r][1]);
   }
 }
-// p = p * fade + acc: a multiply-add is no dearer than an add. Of many sums `lost`, unless null, keeps what the additions before
-// have rounded away (Kahan's summation).
+// p = p * fade + acc: a multiply-add is no dearer than an add. Of many sums `lost`, unless null, keeps what the additions
+// before have rounded away (Kahan's summation).
 template <class T, int R>
 FM_INLINE void add_tile(Vec<T> (&acc)[R][2], T* p, T* lost, ptrdiff_t pitch, T fade) {
   if (!lost) {

@@ -67,6 +67,24 @@ FM_INLINE int visible(int count, int64_t diagonal) {
   return (int)max(0, min(count, diagonal + WIDE<T>));
 }
 
+// How many of them some query of its first half sees: behind these, the first half of the lanes has nothing to do.
+template <class T>
+FM_INLINE int visible_to_first_half(int count, int64_t diagonal) {
+  return (int)max(0, min(count, diagonal + LANES<T>));
+}
+// Calls f(first key, Int<number of keys>, Int<First>) for tiles of the keys that some query of a sub-chunk sees: First = 1
+// where none of its first half does.
+template <class T, class F>
+FM_INLINE void each_key_tile(int count, int64_t diagonal, const F& f) {
+  const int seen = visible<T>(count, diagonal), by_all = visible_to_first_half<T>(count, diagonal);
+  const Tiles tiles(by_all), others(seen - by_all);
+  for (int t = 0; t < tiles.count; t++)
+    with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) { f((int64_t)tiles.start(t), R, Int<0>{}); });
+  for (int t = 0; t < others.count; t++)
+    with_rows(others.rows(t),
+              [&](auto R) __attribute__((always_inline)) { f(by_all + (int64_t)others.start(t), R, Int<1>{}); });
+}
+
 // out[r] = f(s[r]), of the given order, times fading[r] unless null; zero for queries before the key `first` + r.
 template <class T, int R>
 FM_INLINE void store_similarity(const Vec<T> (&s)[R][2], int order, const T* fading, int64_t first, int64_t diagonal, T* out) {
@@ -89,19 +107,15 @@ template <class T>
 void weigh(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t diagonal, const T* fading, T* weights, T* slopes) {
   constexpr int W = WIDE<T>;
   const int count = visible<T>(keys.count, diagonal);
-  const Tiles tiles(count);
-  for (int t = 0; t < tiles.count; t++) {
-    const int64_t first = tiles.start(t);
-    with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
-      constexpr int n = decltype(R)::value;
-      Vec<T> acc[n][2];
-      clear<T, n>(acc);
-      multiply<T, n>(acc, keys.x + first * keys.x_pitch, 1, keys.x_pitch, x, W, shape.dim);
-      const T* fades = fading ? fading + first * W : nullptr;
-      if (slopes) store_similarity<T, n>(acc, shape.order - 1, fades, first, diagonal, slopes + first * W);
-      if (weights) store_similarity<T, n>(acc, shape.order, fades, first, diagonal, weights + first * W);
-    });
-  }
+  each_key_tile<T>(keys.count, diagonal, [&](int64_t first, auto R, auto First) __attribute__((always_inline)) {
+    constexpr int n = decltype(R)::value;
+    Vec<T> acc[n][2];
+    clear<T, n>(acc);
+    multiply<T, n, decltype(First)::value>(acc, keys.x + first * keys.x_pitch, 1, keys.x_pitch, x, W, shape.dim);
+    const T* fades = fading ? fading + first * W : nullptr;
+    if (slopes) store_similarity<T, n>(acc, shape.order - 1, fades, first, diagonal, slopes + first * W);
+    if (weights) store_similarity<T, n>(acc, shape.order, fades, first, diagonal, weights + first * W);
+  });
   for (T* to : {weights, slopes})
     if (to) memset(to + (int64_t)count * W, 0, (min(keys.count, count + ROWS) - count) * W * sizeof(T));
 }
@@ -110,7 +124,7 @@ void weigh(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t diago
 template <class T>
 void weighted_sum(const Shape<T>& shape, const Keys<T>& keys, const T* weights, int64_t diagonal, T* out) {
   constexpr int W = WIDE<T>;
-  const int count = visible<T>(keys.count, diagonal);
+  const int count = visible<T>(keys.count, diagonal), by_all = visible_to_first_half<T>(keys.count, diagonal);
   const Tiles tiles(shape.columns);
   const T* a = keys.packed ? keys.packed : keys.u;
   for (int t = 0; t < tiles.count; t++) {
@@ -119,7 +133,9 @@ void weighted_sum(const Shape<T>& shape, const Keys<T>& keys, const T* weights, 
       constexpr int n = decltype(R)::value;
       Vec<T> acc[n][2];
       clear<T, n>(acc);
-      multiply<T, n>(acc, a, keys.packed ? n : keys.u_pitch, 1, weights, W, count);
+      const int64_t step = keys.packed ? n : keys.u_pitch;
+      multiply<T, n>(acc, a, step, 1, weights, W, by_all);
+      multiply<T, n, 1>(acc, a + by_all * step, step, 1, weights + by_all * W, W, count - by_all);
       add_tile<T, n>(acc, o, W);
     });
     a += keys.packed ? (int64_t)tiles.rows(t) * keys.count : tiles.rows(t);
@@ -130,29 +146,24 @@ void weighted_sum(const Shape<T>& shape, const Keys<T>& keys, const T* weights, 
 template <class T>
 void argument_grads(const Shape<T>& shape, const Keys<T>& keys, const T* w, int64_t diagonal, T* slopes) {
   constexpr int W = WIDE<T>, L = LANES<T>;
-  const int count = visible<T>(keys.count, diagonal);
-  const Tiles tiles(count);
-  for (int t = 0; t < tiles.count; t++) {
-    const int64_t first = tiles.start(t);
-    with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
-      constexpr int n = decltype(R)::value;
-      Vec<T> acc[n][2];
-      clear<T, n>(acc);
-      multiply<T, n>(acc, keys.u + first * keys.u_pitch, 1, keys.u_pitch, w, W, shape.columns);
+  each_key_tile<T>(keys.count, diagonal, [&](int64_t first, auto R, auto First) __attribute__((always_inline)) {
+    constexpr int n = decltype(R)::value, begin = decltype(First)::value;
+    Vec<T> acc[n][2];
+    clear<T, n>(acc);
+    multiply<T, n, begin>(acc, keys.u + first * keys.u_pitch, 1, keys.u_pitch, w, W, shape.columns);
 #pragma GCC unroll 16
-      for (int r = 0; r < n; r++)
-        for (int h = 0; h < 2; h++) {
-          T* at = slopes + (first + r) * W + h * L;
-          store(at, load(at) * acc[r][h]);
-        }
-    });
-  }
+    for (int r = 0; r < n; r++)
+      for (int h = begin; h < 2; h++) {
+        T* at = slopes + (first + r) * W + h * L;
+        store(at, load(at) * acc[r][h]);
+      }
+  });
 }
 
-// out[rows][W] += sum over the first `count` of a[..][row] * b[..][W], numbers or pairs of such: of keys and their gradients for
-// those of queries, for example.
+// out[rows][W] += sum over the first `count` of a[..][row] * b[..][W], numbers or pairs of such: of keys and their gradients
+// for those of queries, for example. Those behind the first `by_all` are zero in the first half of the lanes.
 template <class T, class E>
-void add_products(const E* a, int64_t a_pitch, int rows, const E* b, int64_t count, T* out) {
+void add_products(const E* a, int64_t a_pitch, int rows, const E* b, int64_t by_all, int64_t count, T* out) {
   constexpr int W = WIDE<T>;
   const Tiles tiles(rows);
   for (int t = 0; t < tiles.count; t++)
@@ -160,14 +171,15 @@ void add_products(const E* a, int64_t a_pitch, int rows, const E* b, int64_t cou
       constexpr int n = decltype(R)::value;
       Vec<T> acc[n][2];
       clear<T, n>(acc);
-      multiply<T, n>(acc, a + tiles.start(t), a_pitch, 1, b, W, count);
+      multiply<T, n>(acc, a + tiles.start(t), a_pitch, 1, b, W, by_all);
+      multiply<T, n, 1>(acc, a + by_all * a_pitch + tiles.start(t), a_pitch, 1, b + by_all * W, W, count - by_all);
       add_tile<T, n>(acc, out + (int64_t)tiles.start(t) * W, W);
     });
 }
 
 // out[key][channels] += sum over queries of m[sub][key][query] * rows[query][channels], for the `count` keys of a tile: m is
-// weights, with rows = w, for the values, or argument_grads, with rows = queries, for the keys; or both in pairs of queries. `m`
-// has `stride` per sub-chunk.
+// weights, with rows = w, for the values, or argument_grads, with rows = queries, for the keys; or both in pairs of queries.
+// `m` has `stride` per sub-chunk.
 template <class T, class E>
 void key_grads(int count, int64_t diagonal, const E* m, int64_t stride, int subs, const E* rows, int64_t pitch, int channels,
                T* out, int64_t out_pitch) {
@@ -180,9 +192,12 @@ void key_grads(int count, int64_t diagonal, const E* m, int64_t stride, int subs
         constexpr int n = decltype(R)::value;
         Vec<T> acc[n][2];
         clear<T, n>(acc);
-        for (int64_t sub = 0; sub < subs; sub++)
-          if (visible<T>(count, diagonal + sub * W) > first)
-            multiply<T, n>(acc, m + sub * stride + first * STEPS, 1, STEPS, rows + sub * STEPS * pitch + c, pitch, STEPS);
+        for (int64_t sub = 0; sub < subs; sub++) {
+          if (visible<T>(count, diagonal + sub * W) <= first) continue;
+          const int skipped = visible_to_first_half<T>(count, diagonal + sub * W) <= first ? STEPS / 2 : 0;
+          multiply<T, n>(acc, m + sub * stride + first * STEPS + skipped, 1, STEPS, rows + (sub * STEPS + skipped) * pitch + c,
+                         pitch, STEPS - skipped);
+        }
         add_tile<T, n>(acc, out + first * out_pitch + c, out_pitch);
       });
     }

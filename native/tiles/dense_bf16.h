@@ -1,7 +1,7 @@
 // The dense form on tiles of bf16 numbers, with sums in fp32: as tiles/dense.h, with every product on pairs.
 //
-// What is summed over must lie in pairs. So weights and gradients are kept in up to two ways: as pairs of keys, [key / 2][W], for sums
-// over keys, and as pairs of queries, [key][W / 2], for those over queries.
+// What is summed over must lie in pairs. So weights and gradients are kept in up to two ways: as pairs of keys, [key / 2][W],
+// for sums over keys, and as pairs of queries, [key][W / 2], for those over queries.
 #pragma once
 #include "simd/bf16.h"
 #include "tiles/dense.h"
@@ -54,10 +54,13 @@ FM_INLINE void similarity_tile(Vec<float> (&s)[R][2], int order, int64_t first, 
   if (first + R > diagonal) hide<R>(s, first, diagonal);
 }
 FM_INLINE int visible_pairs(int count, int64_t diagonal) { return (visible<float>(count, diagonal) + 1) / 2; }
+FM_INLINE int pairs_visible_to_first_half(int count, int64_t diagonal) {
+  return (visible_to_first_half<float>(count, diagonal) + 1) / 2;
+}
 
 // Calls f(first key, Int<number of keys>) for tiles of whole pairs of the keys that a sub-chunk sees.
 template <class F>
-FM_INLINE void each_key_tile(int count, int64_t diagonal, const F& f) {
+FM_INLINE void each_pair_tile(int count, int64_t diagonal, const F& f) {
   const Tiles tiles(visible_pairs(count, diagonal), MOST_PAIRS);
   for (int t = 0; t < tiles.count; t++)
     with_rows<MOST_PAIRS>(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
@@ -74,7 +77,7 @@ FM_INLINE void clear_behind(Pair* by_queries, int count, int64_t diagonal) {
 // weights in pairs of keys = f(k . x) for one sub-chunk x, [dim / 2][W] pairs of channels.
 inline void weigh(const Shape<float>& shape, const PairedKeys& keys, const Pair* x, int64_t diagonal, Pair* weights) {
   constexpr int W = WIDE<float>;
-  each_key_tile(keys.count, diagonal, [&](int64_t first, auto N) __attribute__((always_inline)) {
+  each_pair_tile(keys.count, diagonal, [&](int64_t first, auto N) __attribute__((always_inline)) {
     constexpr int n = decltype(N)::value;
     Vec<float> acc[n][2];
     clear<float, n>(acc);
@@ -87,7 +90,7 @@ inline void weigh(const Shape<float>& shape, const PairedKeys& keys, const Pair*
 inline void weigh(const Shape<float>& shape, const PairedKeys& keys, const Pair* x, int64_t diagonal, Pair* weights,
                   float* derivatives) {
   constexpr int W = WIDE<float>;
-  each_key_tile(keys.count, diagonal, [&](int64_t first, auto N) __attribute__((always_inline)) {
+  each_pair_tile(keys.count, diagonal, [&](int64_t first, auto N) __attribute__((always_inline)) {
     constexpr int n = decltype(N)::value;
     Vec<float> acc[n][2];
     clear<float, n>(acc);
@@ -104,7 +107,7 @@ inline void weigh(const Shape<float>& shape, const PairedKeys& keys, const Pair*
 inline void argument_grads(int value_dim, const PairedKeys& keys, const Pair* w, const float* rest, int64_t diagonal,
                            const float* derivatives, Pair* by_keys, Pair* by_queries) {
   constexpr int W = WIDE<float>, L = LANES<float>;
-  each_key_tile(keys.count, diagonal, [&](int64_t first, auto N) __attribute__((always_inline)) {
+  each_pair_tile(keys.count, diagonal, [&](int64_t first, auto N) __attribute__((always_inline)) {
     constexpr int n = decltype(N)::value;
     Vec<float> acc[n][2];
     for (int r = 0; r < n; r++) acc[r][0] = load(rest), acc[r][1] = load(rest + L);

@@ -42,7 +42,7 @@ struct TokenWords {
 // What is dropped of the features of a chunk of tokens.
 template <class T>
 struct FeatureMasks {
-  const uint32_t* features = nullptr;  // [blocks][WIDE], the words of features; null where none are dropped
+  const uint32_t* features = nullptr;                  // [blocks][WIDE], the words of features; null where none are dropped
   const uint32_t *add = nullptr, *multiply = nullptr;  // [tokens], the words of tokens
   int32_t least = 0;                                   // an entry whose hash is lower is dropped,
   T scale = 1;                                         // and one that is kept is multiplied by this

@@ -142,8 +142,8 @@ T* column_features(const Features<T>& f, int b, const Block& block, const T* x, 
                                   : column_features<T, false>(f, b, block, x, masks, sub, out);
 }
 
-// A state in the public layout, (F, columns), and in blocks: calls move(rows, count, at, pitch) for up to LANES features of a block
-// at a time: rows are where they lie in the public layout, `at` and `pitch` from column to column where in the blocks.
+// A state in the public layout, (F, columns), and in blocks: calls move(rows, count, at, pitch) for up to LANES features of a
+// block at a time: rows are where they lie in the public layout, `at` and `pitch` from column to column where in the blocks.
 template <class T, class F>
 void each_lane_group(const Features<T>& f, T* from, T* state, const F& move) {
   constexpr int L = LANES<T>;

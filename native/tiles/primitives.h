@@ -162,8 +162,8 @@ void read(const Features<T>& f, const T* state, const T* x, const FeatureMasks<T
   }
 }
 
-// d_x[sub] += J_phi(x)^T (state w): the gradient of x from that of read(x), which is w[sub], [columns][W], and from those of the
-// pairs with others. The state may be null.
+// d_x[sub] += J_phi(x)^T (state w): the gradient of x from that of read(x), which is w[sub], [columns][W], and from those of
+// the pairs with others. The state may be null.
 template <class T>
 void read_vjp(const Features<T>& f, const T* state, const T* x, const FeatureMasks<T>& masks, const T* w, int subs, T* d_x,
               const Others<T>* others, Prefetcher& prefetcher) {

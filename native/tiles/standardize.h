@@ -63,8 +63,9 @@ FM_INLINE void each_vector(int n, const F& vector, const G& single) {
 }
 
 // Equations 5-6 for rows of n channels, times `factor`: `from` to x, which may be the same; 1 / std goes to `rstd`. The first
-// channel is taken off so that a constant token becomes exact zeros. Not `Centred`, the mean stays: 1 / rms in place of 1 / std. LANES rows at a time share vectors of sums, divisions and
-// roots, and several such groups go side by side: those of a single row, or group, are one long chain.
+// channel is taken off so that a constant token becomes exact zeros. Not `Centred`, the mean stays: 1 / rms in place of 1 /
+// std. LANES rows at a time share vectors of sums, divisions and roots, and several such groups go side by side: those of a
+// single row, or group, are one long chain.
 template <class T>
 constexpr int BATCH = 4 * LANES<T>;
 template <class T, int V, bool Centred>
@@ -223,8 +224,8 @@ template <class T>
 FM_INLINE void restore_row(T* x, T by, int n) {
   reduce_row(x, -by, n);
 }
-// From gradients of the first n - 1 channels after reduce_row to those before it, but for a constant, which standardize_rows_vjp
-// takes off.
+// From gradients of the first n - 1 channels after reduce_row to those before it, but for a constant, which
+// standardize_rows_vjp takes off.
 template <class T>
 FM_INLINE void reduce_row_vjp(T* d, T by, int n) {
   constexpr int L = LANES<T>;
