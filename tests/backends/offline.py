@@ -34,6 +34,7 @@ from fastmax.backends.triton.kernels.read_vjp import read_vjp
 from fastmax.backends.triton.kernels.step import step
 from fastmax.backends.triton.launch import rows_of
 from fastmax.backends.triton.precision import products_of
+from fastmax.backends.triton.states import Shape
 from fastmax.backends.triton.tiles import Tiles, tiles_for
 from fastmax.core import EPS
 
@@ -70,14 +71,8 @@ class Kernel(NamedTuple):
 
 def kernels(tiles: Tiles, head_dim: int, order: int, precision: str) -> list[Kernel]:
     """As `launch` launches them, with all features but forgetting, which costs in the dense part alone."""
-    shape: dict[str, Any] = {
-        "D": head_dim,
-        "DV": head_dim,
-        "DVR": head_dim,
-        "ORDER": order,
-        "B": tiles.block,
-        "GROUPS": 1,
-    }
+    shape: dict[str, Any] = Shape(head_dim, head_dim, head_dim, head_dim, order, tiles.block).constants
+    shape |= {"DVR": head_dim, "GROUPS": 1}
     shape |= {"PACKED": True, "MASKED": True, "DECAY": False, "PRECISION": precision, "HAS_IN": True}
     rows = shape | {"CAUSAL": True, "STATE": True, "DENSE": True}
     reads = rows | {"U": tiles.unroll, "BT": tiles.rows, "BS": tiles.columns}

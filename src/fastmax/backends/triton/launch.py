@@ -157,7 +157,7 @@ def accumulate(
                 values.x_of_state, values.a_of_state, values.last_of_state, values.f0, values.f1, work.of_chunk(span), s, z,
                 *given, s_out, z_out,
                 side.cu, span.chunks.first, side.hat.shape[2], span.start, side.length(span), work.chunk, heads,
-                D=shape.d, DV=shape.dv, ORDER=shape.order, B=shape.block, G=tiles.sums, BT=tiles.tokens,
+                **shape.constants, G=tiles.sums, BT=tiles.tokens,
                 GROUPS=work.call.groups if side.are_queries else 1, REVERSE=side.are_queries, PACKED=work.sequences.packed,
                 DECAY=work.fading is not None, STORE=chunks, HAS_IN=start is not None, HAS_OUT=total,
                 PRECISION=work.products.precision, num_warps=tiles.sum_warps, num_stages=tiles.stages,
@@ -220,10 +220,7 @@ def _flags(work: Work, sums: Sums | None) -> dict[str, Any]:
     """What `read` and `read_vjp` are compiled for alike."""
     shape = work.shape
     return {
-        "D": shape.d,
-        "DV": shape.dv,
-        "ORDER": shape.order,
-        "B": shape.block,
+        **shape.constants,
         "GROUPS": work.call.groups,
         "CAUSAL": work.is_causal,
         "STATE": sums is not None,

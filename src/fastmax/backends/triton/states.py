@@ -42,6 +42,12 @@ class Shape(NamedTuple):
     def column(self) -> int:
         return self.square + self.d + self.dv + 1
 
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the kernels that sum and read states are compiled for."""
+        sizes = {"ROWS": self.rows, "SQUARE": self.square, "COLUMN": self.column}
+        return {"D": self.d, "DV": self.dv, "ORDER": self.order, "B": self.block} | sizes
+
 
 class _Index(NamedTuple):
     m: Tensor  # of the pairs m <= l

@@ -22,7 +22,8 @@ from fastmax.backends.triton.kernels.common import sequence, split, wide
 @triton.jit(do_not_specialize=["tokens", "start", "length", "chunk", "key_heads"])
 def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, CHUNKS,
                tokens, start, length, chunk, key_heads,
-               D: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr, B: tl.constexpr, G: tl.constexpr, BT: tl.constexpr,
+               D: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr, SQUARE: tl.constexpr,
+               COLUMN: tl.constexpr, B: tl.constexpr, G: tl.constexpr, BT: tl.constexpr,
                GROUPS: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr, DECAY: tl.constexpr,
                STORE: tl.constexpr, HAS_IN: tl.constexpr, HAS_OUT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """X (B, key_heads * GROUPS, tokens, D), A (.., DV), and A1 (..) in fp32, zeros where a token does not count. Chunk c of sequence i is slot CHUNKS[i] + c.
@@ -30,13 +31,10 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
     STORE: S and Z get the sums of each slot. The sums start from S_IN, Z_IN (HAS_IN) and end in S_OUT, Z_OUT (HAS_OUT), one
     slot per sequence, in fp32.
     """
-    NB: tl.constexpr = D // B
-    P: tl.constexpr = NB * (NB + 1) // 2 if ORDER == 2 else 0
+    PAIRS: tl.constexpr = ROWS - D
     PER_PAIR: tl.constexpr = B // G
-    ROWS: tl.constexpr = P * B * B + D
-    SQUARE: tl.constexpr = D * D if ORDER == 2 else 0
-    COLUMN: tl.constexpr = SQUARE + D + DV + 1
-    KINDS: tl.constexpr = P * PER_PAIR + 1 + NB
+    OF_PAIRS: tl.constexpr = PAIRS // (B * G)
+    KINDS: tl.constexpr = OF_PAIRS + 1 + D // B
     DT: tl.constexpr = X.dtype.element_ty
     part, own = tl.program_id(0) % KINDS, tl.program_id(0) // KINDS
     i, h = own // key_heads, own % key_heads
@@ -48,7 +46,7 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
     heads = key_heads * GROUPS
     own = wide(own)
     od, ov, ot = tl.arange(0, D), tl.arange(0, DV), tl.arange(0, BT)
-    if part < P * PER_PAIR:
+    if part < OF_PAIRS:
         I = 0
         while part // PER_PAIR >= (I + 1) * (I + 2) // 2:
             I += 1
@@ -79,10 +77,10 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
                     sums = tl.dot(phi, values, sums, input_precision=PRECISION)
         if HAS_OUT:
             tl.store(S_OUT + own * ROWS * DV + tile, sums)
-    elif part == P * PER_PAIR:
+    elif part == OF_PAIRS:
         linear = tl.zeros((D, DV), dtype=tl.float32)
         constant = tl.zeros((DV,), dtype=tl.float32)
-        below_pairs = P * B * B * DV + od[:, None] * DV + ov[None, :]
+        below_pairs = PAIRS * DV + od[:, None] * DV + ov[None, :]
         if HAS_IN:
             linear += tl.load(S_IN + own * ROWS * DV + below_pairs)
             constant += tl.load(Z_IN + own * COLUMN + SQUARE + D + ov)
@@ -114,7 +112,7 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
             tl.store(S_OUT + own * ROWS * DV + below_pairs, linear)
             tl.store(Z_OUT + own * COLUMN + SQUARE + D + ov, constant)
     else:
-        block = (part - P * PER_PAIR - 1) * B + tl.arange(0, B)
+        block = (part - OF_PAIRS - 1) * B + tl.arange(0, B)
         square = tl.zeros((B, D), dtype=tl.float32)
         column = tl.zeros((B,), dtype=tl.float32)
         number = tl.zeros((), dtype=tl.float32)

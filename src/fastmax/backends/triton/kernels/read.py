@@ -34,16 +34,13 @@ from fastmax.backends.triton.kernels.common import (
 def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, V, MASK, DC,
          OWNER, FIRST, CHUNKS, CU, CU_Y, tokens, tokens_y, start, length, length_y, per_sequence, chunk, key_heads,
          a_b, a_h, a_n, out_b, out_h, out_n, v_b, v_h, v_n,
-         D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr, B: tl.constexpr, U: tl.constexpr,
+         D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr, SQUARE: tl.constexpr,
+         COLUMN: tl.constexpr, B: tl.constexpr, U: tl.constexpr,
          BT: tl.constexpr, BS: tl.constexpr, GROUPS: tl.constexpr, CAUSAL: tl.constexpr, REVERSE: tl.constexpr,
          FORWARD: tl.constexpr, STATE: tl.constexpr, DENSE: tl.constexpr, HAS_IN: tl.constexpr, PACKED: tl.constexpr,
          MASKED: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """X (B, rows' heads, tokens, D), Y (B, columns' heads, tokens_y, D); A, A1 are the columns' values and their last channel."""
-    NB: tl.constexpr = D // B
-    P: tl.constexpr = NB * (NB + 1) // 2 if ORDER == 2 else 0
-    ROWS: tl.constexpr = P * B * B + D
-    SQUARE: tl.constexpr = D * D if ORDER == 2 else 0
-    COLUMN: tl.constexpr = SQUARE + D + DV + 1
+    PAIRS: tl.constexpr = ROWS - D
     DT: tl.constexpr = X.dtype.element_ty
     i, b, lo, n, t0 = tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT, PACKED)
     if t0 >= n:
@@ -64,9 +61,7 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
             x = X_STATE + (row + t)[:, None] * D
             xs = tl.load(x + od[None, :], mask=mt[:, None], other=0.0)
             wide_x = xs.to(tl.float32)
-            acc = tl.dot(
-                xs, tl.load(state + P * B * B * DV + od[:, None] * DV + ov[None, :]), input_precision=PRECISION
-            )
+            acc = tl.dot(xs, tl.load(state + PAIRS * DV + od[:, None] * DV + ov[None, :]), input_precision=PRECISION)
             if FORWARD:
                 near = tl.sum(wide_x * tl.load(CENTRE + own * D + od)[None, :], 1)
                 f0, f1 = weight(near, ORDER), weight(near, ORDER - 1)
@@ -91,16 +86,16 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
             if ORDER == 2:
                 ol = tl.arange(0, B)
                 I, J, m = 0, 0, 0
-                if NB == 1:
+                if D == B:
                     xj = (wide_x * 0.5).to(DT)
-                for _ in range(P * B // U):
-                    if NB > 1:
+                for _ in range(PAIRS // (B * U)):
+                    if D > B:
                         # a block with itself holds x_m x_l and x_l x_m
                         xj = tl.load(x + (J * B + ol)[None, :], mask=mt[:, None], other=0.0)
                         half = tl.where(I == J, 0.5, 1.0).to(DT)
                     for u in tl.static_range(U):
                         xm = tl.load(X_STATE + (row + t) * D + (I * B + m + u), mask=mt, other=0.0)
-                        if NB > 1:
+                        if D > B:
                             xm *= half
                         rows = tl.load(state + (u * B + ol)[:, None] * DV + ov[None, :])
                         acc = tl.dot(xj * xm[:, None], rows, acc, input_precision=PRECISION)

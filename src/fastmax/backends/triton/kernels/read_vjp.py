@@ -47,7 +47,8 @@ from fastmax.backends.triton.kernels.common import (
 def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, HIGH, LOW, RAW, HEAD_SCALE, DX, D_SCALE,
              OWNER, FIRST, CHUNKS, CU, CU_Y, tokens, tokens_y, start, length, length_y, per_sequence, chunk, key_heads,
              a_b, a_h, a_n, y_b, y_h, y_n, raw_b, raw_h, raw_n, dx_b, dx_h, dx_n, scale,
-             DR: tl.constexpr, D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr,
+             DR: tl.constexpr, D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr,
+             SQUARE: tl.constexpr, COLUMN: tl.constexpr,
              B: tl.constexpr, U: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, GROUPS: tl.constexpr, CAUSAL: tl.constexpr,
              REVERSE: tl.constexpr, QUERIES: tl.constexpr, STATE: tl.constexpr, DENSE: tl.constexpr,
              HAS_IN: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, DECAY: tl.constexpr,
@@ -56,11 +57,7 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
 
     X_STATE, A_STATE, A1_STATE are those of the rows as the state has them: of keys centred, and faded.
     """
-    NB: tl.constexpr = D // B
-    P: tl.constexpr = NB * (NB + 1) // 2 if ORDER == 2 else 0
-    ROWS: tl.constexpr = P * B * B + D
-    SQUARE: tl.constexpr = D * D if ORDER == 2 else 0
-    COLUMN: tl.constexpr = SQUARE + D + DV + 1
+    PAIRS: tl.constexpr = ROWS - D
     BV: tl.constexpr = min(DV, 32)
     DT: tl.constexpr = X.dtype.element_ty
     i, b, lo, n, t0 = tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT, PACKED)
@@ -89,7 +86,7 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
             oc = tl.arange(0, BV)
             for c0 in range(0, DV, BV):
                 a = tl.load(a_rows + (c0 + oc)[None, :], mask=mt[:, None], other=0.0)
-                linear = tl.load(state + P * B * B * DV + od[None, :] * DV + (c0 + oc)[:, None])
+                linear = tl.load(state + PAIRS * DV + od[None, :] * DV + (c0 + oc)[:, None])
                 acc = tl.dot(a, linear, acc, input_precision=PRECISION)
                 if QUERIES:
                     constant += tl.sum(a.to(tl.float32) * tl.load(z + SQUARE + D + c0 + oc)[None, :], 1)
@@ -124,7 +121,7 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
                 for m0 in range(0, DR, U):
                     for u in tl.static_range(U):
                         m = m0 + u
-                        if NB == 1:
+                        if D == B:
                             rows = m * B + od
                         else:
                             I = m // B
