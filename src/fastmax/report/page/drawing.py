@@ -92,9 +92,9 @@ def _series(axes: Any, chart: Chart, one: Series, number: int) -> None:
     elif chart.categories:
         axes.errorbar(one.x, one.y, xerr=deviation or None, fmt=marker, capsize=2.5, linewidth=1.2, **look)
     else:
-        style = "--" if one.dashed else "-"
-        dense = len(one.x) > 24
-        axes.plot(one.x, one.y, style if one.line else "", marker="" if dense else marker, **look)
+        style = "none" if not one.line else "--" if one.dashed else "-"
+        crowded = one.line and len(one.x) > 24
+        axes.plot(one.x, one.y, linestyle=style, marker="" if crowded else marker, **look)
         if any(deviation):
             low, high = ([y + sign * d for y, d in zip(one.y, deviation, strict=True)] for sign in (-1, 1))
             axes.fill_between(one.x, low, high, color=look["color"], alpha=0.16, linewidth=0)
