@@ -170,7 +170,7 @@ void read_vjp(const Features<T>& f, const T* state, const T* x, const FeatureMas
   constexpr int W = WIDE<T>, L = LANES<T>;
   for (int i = 0; i < f.blocks; i += f.GROUP) {
     const int stop = (int)min(i + f.GROUP, f.blocks);
-    Block group[f.GROUP];
+    Block group[Features<T>::GROUP];
     for (int b = i; b < stop; b++) group[b - i] = f.block(b);
     if (others) others->make_rows(f, i, stop);
     for (int64_t sub = 0; sub < subs; sub++) {
