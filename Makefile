@@ -28,7 +28,7 @@ test: $(STAMP)  ## all tests, with the coverage that must hold
 test-generic: $(STAMP)  ## on a machine without our instruction levels: the kernel, the definition, the layers, the states, the command
 	$(BIN)/python -m pytest --numprocesses 2 tests/backends tests/nn tests/state tests/commands tests/data tests/test_*.py
 
-test-triton: $(STAMP)  ## the whole suite of the Triton backend in Triton's interpreter, all kernels compiled for all targets: about an hour
+test-triton: $(STAMP)  ## the whole suite of the Triton backend in Triton's interpreter, all kernels compiled for all targets: a quarter of an hour of CPU time
 	$(BIN)/python -m pytest --numprocesses 2 --interpreted -m interpreted tests/backends
 
 test-gpu: $(STAMP)  ## on a machine with a GPU: every backend there; ends in a line to report (docs/gpu.md)
