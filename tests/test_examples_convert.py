@@ -165,14 +165,22 @@ def test_smollm2(example: Any, text: Path, tokenizer: BertTokenizer, tmp_path: P
     example("convert_smollm2", "--model", tmp_path / "model", *texts, *shape, *STEPS, *more)
     points = [("before", 0), ("transfer", 2), ("transfer", 3), ("distill", 2)]
     example("convert_smollm2", "--model", tmp_path / "model", *texts, *shape, *STEPS, *more)  # has nothing left to do
-    found, again = lines_of(out)
-    assert again["points"] == found["points"]
+    found, repeated = lines_of(out)
+    assert repeated["points"] == found["points"]
     assert [(x["stage"], x["step"]) for x in found["points"]] == points
     assert found["points"][-1]["tokens"] == 5 * 2 * 16
     saved = LlamaForCausalLM.from_pretrained(student)
     child = parameters_of(saved.model.layers[0].self_attn)
     assert child is not None
     assert child.options.decay == "gated"
+    measured = tmp_path / "measured.jsonl"
+    again = ("--measure", student, "--test", text, *shape, "--out", measured)
+    example("convert_smollm2", "--model", tmp_path / "model", *again)
+    last = {name: value for name, value in found["points"][-1].items() if name.startswith("perplexity")}
+    assert lines_of(measured)[0]["student"] == pytest.approx(last, abs=0.011)
+    picture = tmp_path / "curve.png"
+    example("convert_smollm2", "--draw", out, "--picture", picture)
+    assert picture.stat().st_size > 10_000
 
 
 def test_missing_files_are_named(
