@@ -20,6 +20,8 @@ from convert_common import append, package_folder, parser, perplexity, quiet, re
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from fastmax.integrations.transformers import register
+
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -131,6 +133,7 @@ def main() -> None:
     theirs = perplexities(teacher)
     print(f"the teacher: {theirs}", flush=True)
     if args.measure is not None:
+        register()
         found = {"teacher": theirs, "student": perplexities(AutoModelForCausalLM.from_pretrained(args.measure).eval())}
         print(json.dumps(found))
         append(args, found)
