@@ -37,33 +37,73 @@ struct QueryChunk {
   T* out_of(int sub) const { return out + (int64_t)sub * sizes->shape.columns * W; }
   T* d_x_of(int sub) const { return d_x + (int64_t)sub * sizes->shape.dim * W; }
 
+  // Their gradients need rows, which `wrap` continues cyclically; outputs need nothing but columns.
   void load_tokens(const Head& h, int64_t group, int64_t begin, int64_t end, bool grads, bool wrap) {
     const FmCall& c = *h.call;
-    const int raw_dim = sizes->raw_dim, dim = sizes->shape.dim;
-    const T by = reflection<T>(raw_dim);
     head = h.key_head * h.groups + group;
     scale = (T)(c.head_scale ? c.scale * c.head_scale[head] : c.scale);
     first = begin;
     count = (int)max(0, end - begin);
     subs = (count + W - 1) / W;
-    load_vectors(c, c.q, at(c.q, h.batch, head, h.query_start + begin), count, *sizes, grads ? (T)1 : scale, x, rstd);
     dropout.load(c, 0, h.batch * c.query_heads + head, c.queries, h.query_start + begin, count);
     if (grads) load_output_grads(h);
+    load_rest(h, grads || wrap ? 0 : load_columns(h), grads, wrap);
+  }
+  int64_t at_query(const Head& h, int64_t n) const { return at(h.call->q, h.batch, head, h.query_start + first + n); }
+
+  // Whole sub-chunks, straight to columns; returns how many.
+  int load_columns(const Head& h) {
+    const FmCall& c = *h.call;
+    const int dim = sizes->raw_dim;
+    if (c.q.type != type_of<T>() || c.normalize == FM_AS_IT_IS || dim % LANES<T> != 0) return 0;
+    const int whole = count / W;
+    for (int s = 0; s < whole; s++) {
+      const T* factors = dropout.drops ? dropout.factors + s * W : nullptr;
+      T *to = x_transposed + (int64_t)s * sizes->shape.dim * W, *r = rstd + s * W;
+      load_normalized_columns(c.normalize, (const T*)c.q.data + at_query(h, s * W), c.q.token_stride, dim, (T)c.eps, scale,
+                              factors, sizes->reduces ? reflection<T>(dim) : 0, to, r);
+      if (any_huge(r)) mend_huge(h, s, to, r);
+    }
+    return whole;
+  }
+  static bool any_huge(const T* rstd) {
+    bool found = false;
+    for (int w = 0; w < W; w++) found |= !(rstd[w] >= 1 / HUGE_STD<T>);
+    return found;
+  }
+  // Tokens whose squares overflow, one by one, through rows.
+  __attribute__((noinline)) void mend_huge(const Head& h, int s, T* columns, T* r) {
+    for (int w = 0; w < W; w++) {
+      if (r[w] >= 1 / HUGE_STD<T>) continue;
+      load_rows_at(h, s * W + w, 1, false);
+      for (int i = 0; i < sizes->shape.dim; i++) columns[i * W + w] = x[(s * W + w) * sizes->x_pitch + i];
+    }
+  }
+
+  // `rows` tokens from n on, as rows.
+  void load_rows_at(const Head& h, int n, int rows, bool grads) {
+    load_vectors(*h.call, h.call->q, at_query(h, n), rows, *sizes, grads ? (T)1 : scale, x + n * sizes->x_pitch, rstd + n);
+    const int dim = sizes->raw_dim;
+    const T by = reflection<T>(dim);
+    for (; rows > 0; rows--, n++) {
+      T* xn = x + n * sizes->x_pitch;
+      if (grads) memcpy(hat + n * sizes->dim_pitch, xn, dim * sizeof(T));
+      if (grads) multiply_row(xn, scale, dim);
+      if (dropout.drops) multiply_row(xn, dropout.factors[n], dim);
+      if (sizes->reduces) reduce_row(xn, by, dim);
+    }
+  }
+  // The sub-chunks from `from` on: rows, and columns made of them.
+  void load_rest(const Head& h, int from, bool grads, bool wrap) {
+    load_rows_at(h, from * W, count - from * W, grads);
     for (int n = count; n < subs * W; n++) {  // fills the last sub-chunk; w is zero there, so it adds nothing
       memset(x + n * sizes->x_pitch, 0, sizes->x_pitch * sizeof(T));
       if (grads) memset(w + n * sizes->u_pitch, 0, sizes->u_pitch * sizeof(T));
     }
-    for (int n = 0; n < count; n++) {
-      T* xn = x + n * sizes->x_pitch;
-      if (grads) memcpy(hat + n * sizes->dim_pitch, xn, raw_dim * sizeof(T));
-      if (grads) multiply_row(xn, scale, raw_dim);
-      if (dropout.drops) multiply_row(xn, dropout.factors[n], raw_dim);
-      if (sizes->reduces) reduce_row(xn, by, raw_dim);
-      if (wrap) wrap_row(sizes->features, xn, sizes->x_pitch);
-    }
-    for (int s = 0; s < subs; s++) {
-      transpose_to_channel_major(x + (int64_t)s * W * sizes->x_pitch, sizes->x_pitch, raw_dim,
-                                 x_transposed + (int64_t)s * dim * W);
+    for (int n = 0; wrap && n < count; n++) wrap_row(sizes->features, x + n * sizes->x_pitch, sizes->x_pitch);
+    for (int s = from; s < subs; s++) {
+      transpose_to_channel_major(x + (int64_t)s * W * sizes->x_pitch, sizes->x_pitch, sizes->raw_dim,
+                                 x_transposed + (int64_t)s * sizes->shape.dim * W);
       if (grads)
         transpose_to_channel_major(w + (int64_t)s * W * sizes->u_pitch, sizes->u_pitch, sizes->shape.columns,
                                    w_transposed + (int64_t)s * sizes->shape.columns * W);

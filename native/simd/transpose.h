@@ -96,17 +96,26 @@ FM_INLINE void transpose(Vec<T> (&a)[LANES<T>]) {
 #endif
 }
 
-// The sums of LANES vectors, as one vector.
+// The sums of LANES vectors, as one vector. Interleaving two vectors and adding the halves leaves half as many terms of each;
+// pairs that lie half of the vectors apart end in the order of the vectors.
 template <class T>
 FM_INLINE Vec<T> sums(const Vec<T>* vectors) {
-  Vec<T> a[LANES<T>];
+  constexpr int L = LANES<T>;
+  Vec<T> a[L];
 #pragma GCC unroll 16
-  for (int i = 0; i < LANES<T>; i++) a[i] = vectors[i];
+  for (int i = 0; i < L; i++) a[i] = vectors[i];
+#if defined(FM_SHUFFLES)
+#pragma GCC unroll 4
+  for (int n = L / 2; n > 0; n /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++) a[i] = Shuffle<L>::low(a[i], a[i + n]) + Shuffle<L>::high(a[i], a[i + n]);
+  return a[0];
+#else
   transpose<T>(a);
-  Vec<T> total = a[0];
-#pragma GCC unroll 16
-  for (int i = 1; i < LANES<T>; i++) total += a[i];
-  return total;
+  for (int n = L / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; i++) a[i] += a[i + n];
+  return a[0];
+#endif
 }
 
 // out[c][r] = in[r][c] * by[c] for LANES x LANES numbers; no `by`: as they are.

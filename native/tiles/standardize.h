@@ -33,6 +33,14 @@ FM_INLINE void multiply_row(T* x, T by, int n) {
   for (; i < n; i++) x[i] *= by;
 }
 
+template <class V, int N>
+FM_INLINE V total(const V (&parts)[N]) {
+  V sum = parts[0];
+#pragma GCC unroll 4
+  for (int i = 1; i < N; i++) sum += parts[i];
+  return sum;
+}
+
 // f(Int<V>) for rows of V whole vectors, the usual head dimensions, whose loops are then unrolled; Int<0> for all others.
 template <class T, class F>
 FM_INLINE void with_vectors(int n, const F& f) {
@@ -165,6 +173,56 @@ void load_normalized(int64_t how, const void* from, int64_t type, int64_t offset
   if (how == FM_RMS) return load_standardized<T, false>(from, type, offset, stride, count, n, x, pitch, eps, factor, rstd);
   load_rows(from, type, offset, stride, count, n, x, pitch);
   for (int r = 0; r < count && factor != 1; r++) multiply_row(x + r * pitch, factor, n);
+}
+
+// Equations 5-6 for WIDE tokens of n channels, a multiple of LANES, which become columns, x[n][WIDE], on the way: there a sum
+// over channels is one vector for all tokens, and no number crosses lanes but by the transposition itself. Each token times
+// `factor`, and its own of `factors` unless null; `reflect` is what reduce_row adds of the last channel, or zero.
+template <class T, bool Centred>
+void load_standardized_columns(const T* from, int64_t stride, int n, T eps, T factor, const T* factors, T reflect, T* x,
+                               T* rstd) {
+  constexpr int W = WIDE<T>, L = LANES<T>, CHAINS = L < 4 ? L : 4;
+  for (int h = 0; h < W; h += L) {
+    Vec<T> first{}, chains[CHAINS] = {};
+    for (int i = 0; i < n; i += L) {
+      Vec<T> square[L];
+#pragma GCC unroll 16
+      for (int r = 0; r < L; r++) square[r] = load(from + (h + r) * stride + i);
+      transpose<T>(square);
+      if (Centred && i == 0) first = square[0];
+#pragma GCC unroll 16
+      for (int r = 0; r < L; r++) {
+        const Vec<T> y = square[r] - first;
+        chains[r % CHAINS] += y;
+        store(x + (i + r) * W + h, y);
+      }
+    }
+    const Vec<T> mean = Centred ? total(chains) / (T)n : Vec<T>{};
+    for (Vec<T>& chain : chains) chain = Vec<T>{};
+    for (int i = 0; i < n; i += CHAINS)
+#pragma GCC unroll 4
+      for (int c = 0; c < CHAINS; c++) {
+        const Vec<T> y = load(x + (i + c) * W + h) - mean;
+        chains[c] += y * y;
+      }
+    T scale[L];
+    store(scale, total(chains) / (T)n + eps);
+#pragma GCC unroll 1  // a loop becomes vector roots, lines one after the other do not
+    for (int r = 0; r < L; r++) scale[r] = 1 / square_root(scale[r]);
+    store(rstd + h, load(scale));
+    const Vec<T> by = factors ? load(scale) * factor * load(factors + h) : load(scale) * factor;
+    const Vec<T> last = (load(x + (n - 1) * W + h) - mean) * by * reflect;
+    for (int i = 0; i < n; i++) store(x + i * W + h, (load(x + i * W + h) - mean) * by + last);
+  }
+}
+// The same by FmNormalize, which is one of the two that divide.
+template <class T>
+void load_normalized_columns(int64_t how, const T* from, int64_t stride, int n, T eps, T factor, const T* factors, T reflect,
+                             T* x, T* rstd) {
+  if (how == FM_STANDARDIZE)
+    load_standardized_columns<T, true>(from, stride, n, eps, factor, factors, reflect, x, rstd);
+  else
+    load_standardized_columns<T, false>(from, stride, n, eps, factor, factors, reflect, x, rstd);
 }
 
 // In place: the gradients of raw tokens from those of the standardized ones, x.

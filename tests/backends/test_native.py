@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastmax import _torch_private, fastmax_attention
+from fastmax import _torch_private, fastmax_attention, reference_attention
 from fastmax.backends import chunked, native
 from fastmax.backends.native import abi
 from fastmax.core import standardize
@@ -116,9 +116,10 @@ def test_strided_inputs_are_read_in_place() -> None:
         (torch.float64, 4e307),
     ],
 )
-def test_huge_tokens_are_standardized_too(dtype: torch.dtype, size: float, form: str, level: str) -> None:
+@pytest.mark.parametrize("dim", [19, 32])
+def test_huge_tokens_are_standardized_too(dtype: torch.dtype, size: float, form: str, level: str, dim: int) -> None:
     """A power of two more or less in a token changes nothing but its gradient, up to the largest number there is."""
-    q, k, v = (randn(1, 2, 40, 19, dtype=dtype).clamp(-4, 4) for _ in range(3))
+    q, k, v = (randn(1, 2, 40, dim, dtype=dtype).clamp(-4, 4) for _ in range(3))
     k[:, :, 3:5] = 1.0  # constant, one of them huge
     large = torch.full((40, 1), 2.0**24, dtype=torch.float64)  # so that eps is nothing to it
     huge = large.clone()
@@ -139,13 +140,37 @@ def test_huge_tokens_are_standardized_too(dtype: torch.dtype, size: float, form:
             torch.testing.assert_close(a, b, rtol=0, atol=bound)
 
 
-def test_tokens_that_are_not_finite_stay_so() -> None:
+@LEVELS
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dim", [8, 32])
+def test_tokens_that_are_not_finite_stay_so(form: str, level: str, dim: int) -> None:
     for bad in (torch.inf, torch.nan):
-        q = torch.randn(1, 1, 4, 8)
+        q = torch.randn(1, 1, 40, dim)
         q[0, 0, 2, 3] = bad
-        o, _, _ = native.forward(make(q, torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 8)))
+        o, _, _ = native.forward(make(q, torch.randn(1, 1, 40, dim), torch.randn(1, 1, 40, dim)), Plan(form, level=level))
         assert o[0, 0, 2].isnan().all()
         assert o[0, 0, :2].isfinite().all()
+        assert o[0, 0, 3:].isfinite().all()
+
+
+@LEVELS
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("normalize", ["standardize", "rms"])
+@pytest.mark.parametrize("dim", [24, 32])
+def test_queries_do_not_touch_one_another(form: str, level: str, normalize: str, dim: int) -> None:
+    """Bit for bit, though many are normalized at once: a constant one, a huge one, one far from zero."""
+    q, k, v = (torch.randn(1, 2, 70, dim) for _ in range(3))
+    odd = q.clone()
+    odd[:, :, 3], odd[:, :, 17], odd[:, :, 33] = 2.5, 1e30 * q[:, :, 17], q[:, :, 33] + 1e4
+    plan = Plan(form, level=level)
+    before, after = (native.forward(make(x, k, v, normalize=normalize), plan)[0] for x in (q, odd))
+    others = [i for i in range(70) if i not in (3, 17, 33)]
+    assert torch.equal(after[:, :, others], before[:, :, others])
+    torch.testing.assert_close(after[:, :, 17], before[:, :, 17], rtol=1e-5, atol=1e-5)
+    if normalize == "standardize":  # to rms the mean counts
+        torch.testing.assert_close(after[:, :, 3], v.mean(2), rtol=1e-5, atol=1e-5)
+        exact = reference_attention(odd[:, :, 33:34].double(), k.double(), v.double(), scale=0.7 / dim)
+        torch.testing.assert_close(after[:, :, 33:34].double(), exact, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
