@@ -147,7 +147,9 @@ def test_tokens_that_are_not_finite_stay_so(form: str, level: str, dim: int) -> 
     for bad in (torch.inf, torch.nan):
         q = torch.randn(1, 1, 40, dim)
         q[0, 0, 2, 3] = bad
-        o, _, _ = native.forward(make(q, torch.randn(1, 1, 40, dim), torch.randn(1, 1, 40, dim)), Plan(form, level=level))
+        o, _, _ = native.forward(
+            make(q, torch.randn(1, 1, 40, dim), torch.randn(1, 1, 40, dim)), Plan(form, level=level)
+        )
         assert o[0, 0, 2].isnan().all()
         assert o[0, 0, :2].isfinite().all()
         assert o[0, 0, 3:].isfinite().all()

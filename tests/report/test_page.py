@@ -13,7 +13,7 @@ import pytest
 from fastmax.cli import main
 from fastmax.report.page import build, documents, html, words
 from fastmax.report.page.parts import OPEN, Chart, Section, Series, Table
-from fastmax.report.page.sections import dropout, language, lra, scaling
+from fastmax.report.page.sections import dropout, language, lra, lra_time, scaling
 from tests.reproduce import miniature
 
 
@@ -141,16 +141,43 @@ def test_equal_time_counts_steps_by_what_they_cost(results: Path, sections: list
     (timed,) = [d for d in every(results) if d["experiment"] == "lra-pace"]
     best = {name: t["best"] for name, t in timed["result"]["seconds"].items()}
     rows = {row[1]: row for row in table.rows}
-    assert set(rows) == {"fastmax2", "fastmax1", "softmax", "softmax, plain formula"}
-    for name, kernel in (("fastmax1", "fastmax1"), ("softmax", "softmax"), ("softmax, plain formula", "vanilla")):
+    assert set(rows) == {"fastmax2", "fastmax1", "fastmax2, gated", "softmax", "softmax, plain formula"}
+    kernels = {name: name for name in ("fastmax1", "fastmax2", "fastmax2, gated", "softmax")}
+    for name, kernel in (kernels | {"softmax, plain formula": "vanilla"}).items():
+        most = 60 if name == "fastmax1" else 40  # it has a longer run
         assert rows[name][2] == pytest.approx(best[kernel] / best["fastmax2"])
         assert rows[name][3] == pytest.approx(min(40, 40 * best["fastmax2"] / best[kernel]))
+        assert rows[name][5] == pytest.approx(min(most, 40 * best["softmax"] / best[kernel]))
+    curve = {
+        (d["settings"]["attention"], d["settings"]["steps"]): d["result"]["curves"]["dev"]
+        for d in every(results) if d["experiment"] == "lra"
+    }  # fmt: skip
+    for name, steps, early, late in (("fastmax2", 40, 4, None), ("softmax", 40, None, 6), ("fastmax1", 60, None, 6)):
+        for column in (early, late):
+            if column is not None:
+                seen = [100 * p[2] for p in curve[name, steps] if p[0] <= rows[name][column - 1]]
+                assert rows[name][column] == max(seen, default=None)
+
+
+def test_equal_time_is_judged_beyond_noise() -> None:
+    def verdict(*pairs: tuple[float | None, float | None]) -> str:
+        rows = []
+        for task, (ours, theirs) in enumerate(pairs):
+            rows += [(str(task), name, 1.0, 10, ours, 10, ours) for name in ("fastmax1", "fastmax2")]
+            rows += [(str(task), name, 1.0, 10, theirs, 10, theirs) for name in ("softmax", "softmax, plain formula")]
+        return lra_time.claim(Table("t", "", (), tuple(rows))).verdict
+
+    assert verdict((60.0, 50.0)) == verdict((60.0, None), (50.5, 50.0)) == "holds"
+    assert verdict((50.5, 50.0), (50.0, 50.5)) == OPEN
+    assert verdict((50.0, 60.0)) == "does not hold"
+    assert verdict((50.0, 60.0), (60.0, 50.0)) == "holds in part"
 
 
 def test_runs_of_fewer_steps_stand_in_a_table_of_their_own(sections: list[Section]) -> None:
     tables = {table.name: table for table in build.tables(sections)}
     assert [row[0] for row in tables["lra-accuracy-short"].rows] == ["linear"]
-    assert [row[2] for row in tables["lra-budget"].rows] == [40, 20]
+    assert [row[0] for row in tables["lra-accuracy-longer"].rows] == ["fastmax1"]
+    assert [row[2] for row in tables["lra-budget"].rows] == [60, 40, 20]
 
 
 @pytest.mark.parametrize(("pairs", "said"), [(147_086, False), (16_328, True)])

@@ -14,8 +14,8 @@ NAME = "lra"
 MAIN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fastmax2", {}),
     ("softmax", {}),
-    ("fastmax2, decay", {"attention": "fastmax2", "decay": "learned"}),
     ("fastmax1", {}),
+    ("fastmax2, gated", {"attention": "fastmax2", "decay": "gated"}),
 )
 """The attentions that matter most, and what they set; the first two of a task are the pair to compare."""
 OTHERS = ("linear", "performer", "reformer", "informer")
@@ -32,12 +32,16 @@ class TaskBudget:
     dropout: float | None = 0.0
     evaluated: int | None = 2000
     """Examples of dev and of test."""
+    looks: int = 6
+    """How often the dev set is looked at: on few steps a look is as dear as the training before it."""
     examples: int | None = None
     """Of training."""
     group_lengths: bool = False
     short: int | None = None
     """Steps of a second, shorter run that all seven attentions have: where the attentions of `OTHERS` are too slow for
     `steps`. None: they have as many as the others, and there is no second run."""
+    longer: tuple[tuple[str, int], ...] = ()
+    """Attentions that are also trained for about as long as softmax takes for `steps`, and in how many steps."""
     main: int = len(MAIN)
     """How many attentions of `MAIN`."""
     cost: float = 1.0
@@ -46,20 +50,20 @@ class TaskBudget:
 
 QUICK = {"listops": TaskBudget(batch=16, steps=60, lr=1e-3, length=96, evaluated=400, examples=960, cost=0.03)}
 CPU = {
-    "image": TaskBudget(batch=16, steps=1000, lr=1e-3, short=300, cost=0.7),
-    "text": TaskBudget(batch=16, steps=1000, lr=1e-3, group_lengths=True, short=300, cost=0.6),
-    "listops": TaskBudget(batch=16, steps=1000, lr=1e-3, group_lengths=True, short=300, cost=0.5),
-    "retrieval": TaskBudget(batch=4, steps=1000, lr=1e-3, short=300, cost=0.8),
-    "pathfinder": TaskBudget(batch=16, steps=1000, lr=1e-3, short=300, main=2, cost=0.7),
+    "text": TaskBudget(batch=16, steps=1500, lr=5e-4, group_lengths=True, short=300, cost=0.45),
+    "image": TaskBudget(batch=16, steps=1000, lr=1e-3, short=300, cost=0.35),
+    "listops": TaskBudget(batch=16, steps=1000, lr=1e-3, group_lengths=True, short=300, cost=0.4),
+    "retrieval": TaskBudget(batch=4, steps=600, lr=5e-4, evaluated=1000, short=200, cost=0.65),
+    "pathfinder": TaskBudget(batch=16, steps=1000, lr=1e-3, short=300, main=2, cost=0.35),
 }
-"""Without dropout: these trainings end before there is anything to overfit. Image first: it is the shortest."""
+"""Without dropout: these trainings end before there is anything to overfit."""
 FULL = {
     name: TaskBudget(dropout=None, evaluated=None) for name in ("listops", "text", "retrieval", "image", "pathfinder")
 }
 """The preset as it is: 50,000 steps."""
 TASKS = {"quick": QUICK, "cpu": CPU, "full": FULL}
 PACE = Pace(log_every=10, checkpoint_every=50)
-_PACES = {"softmax": 3.0, "fastmax1": 0.5, "fastmax2, decay": 2.0, "linear": 0.5, "reformer": 3.0, "informer": 3.0}
+_PACES = {"softmax": 3.0, "fastmax1": 0.5, "fastmax2, gated": 2.0, "linear": 0.5, "reformer": 3.0, "informer": 3.0}
 
 
 def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001  (one signature for all experiments)
@@ -71,11 +75,16 @@ def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
         for task, of in tasks.items()
         for name, changes in MAIN[: of.main]
     ]
+    result += [
+        item(task, name, {}, 0, replace(of, steps=steps), "longer")
+        for task, of in tasks.items()
+        for name, steps in of.longer
+    ]
     for task, of in tasks.items():
         if of.short is None:
             result += [item(task, name, {}, 0, of) for name in OTHERS]
         else:
-            short = replace(of, steps=of.short, short=None)
+            short = replace(of, steps=of.short, short=None, looks=2)
             result += [item(task, name, {}, 0, short, "short") for name in SEVEN]
     return result
 
@@ -101,7 +110,7 @@ def make_config(task: str, attention: str, changes: dict[str, Any], seed: int, b
     given |= {name: value for name, value in changes.items() if name != "attention"}
     steps = budget.steps
     if steps is not None:
-        given |= {"eval_every": max(1, steps // 8), "warmup": max(1, steps // 10)}
+        given |= {"eval_every": max(1, steps // budget.looks), "warmup": max(1, steps // 10)}
     return configure(task, attention, seed=seed, **{name: value for name, value in given.items() if value is not None})
 
 

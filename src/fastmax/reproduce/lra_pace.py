@@ -22,7 +22,7 @@ NAME = "lra-pace"
 TIMED: dict[str, dict[str, Any]] = {
     "fastmax2": {},
     "fastmax1": {},
-    "fastmax2, decay": {"attention": "fastmax2", "decay": "learned"},
+    "fastmax2, gated": {"attention": "fastmax2", "decay": "gated"},
     "softmax": {},
     "vanilla": {},
 }

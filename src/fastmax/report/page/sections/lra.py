@@ -20,6 +20,7 @@ from fastmax.report.page.parts import (
     Table,
     untested,
 )
+from fastmax.report.page.sections import lra_time
 from fastmax.report.page.words import listed
 
 NAME = "lra"
@@ -29,8 +30,7 @@ EQUAL = (
     "Fastmax reaches the accuracy of softmax on the Long Range Arena (57.90 and 57.62 against 57.37 on average).",
 )
 STEPS = ("Figure 6", "Measured by steps, softmax converges at the same speed as Fastmax1 or faster.")
-CLOCK = ("Figure 6", "Measured by wall clock, Fastmax1 converges much faster than softmax.")
-CURVES = ("softmax", "fastmax1", "fastmax2", "fastmax2, decay")
+CURVES = ("softmax", "fastmax1", "fastmax2", "fastmax2, gated")
 ENOUGH = 1000
 """Steps below which accuracies are shown but decide nothing."""
 WINDOW = 10
@@ -44,15 +44,17 @@ OFFICIAL_RETRIEVAL = 147_086
 def section(results: Results) -> Section:
     every = results.get(NAME, [])
     if not every:
-        return Section(NAME, TITLE, claims=(untested(*EQUAL), untested(*STEPS), untested(*CLOCK)))
-    documents, short = _longest(every)
+        return Section(NAME, TITLE, claims=(untested(*EQUAL), untested(*STEPS), untested(*lra_time.CLOCK)))
+    documents, short, longer = by_steps_of_softmax(every)
     pace = results.get("lra-pace", [])
-    time = equal_time(documents, pace)
+    time = lra_time.table(documents, longer, pace)
     equal = _equal(documents)
-    by_steps, by_clock = _curves(documents), _clock(time)
+    by_steps, by_clock = _curves(documents), lra_time.claim(time)
     tables = [accuracies(documents, "lra-accuracy", "")]
     if short:
         tables.append(accuracies(short, "lra-accuracy-short", ", of the shorter runs that all attentions have"))
+    if longer:
+        tables.append(accuracies(longer, "lra-accuracy-longer", ", of runs in about the time of softmax's"))
     blocks = [
         Block(
             "Test accuracy",
@@ -92,16 +94,17 @@ def _intro(documents: list[Document]) -> str:
     return " ".join(said)
 
 
-def _longest(documents: list[Document]) -> tuple[list[Document], list[Document]]:
-    """Of each task, the runs of most steps, and all others: only runs of equal steps are compared."""
-    most = {
-        task: max(d["settings"]["steps"] for d in found)
-        for task, found in group(documents, lambda d: d["settings"]["task"]).items()
-    }
-    long = [d["settings"]["steps"] == most[d["settings"]["task"]] for d in documents]
-    return [d for d, is_long in zip(documents, long, strict=True) if is_long], [
-        d for d, is_long in zip(documents, long, strict=True) if not is_long
-    ]
+def by_steps_of_softmax(documents: list[Document]) -> tuple[list[Document], list[Document], list[Document]]:
+    """Of each task the runs with the steps of softmax's longest, those with fewer and those with more: only runs of equal
+    steps are compared in a table."""
+    parts: tuple[list[Document], list[Document], list[Document]] = ([], [], [])
+    for found in group(documents, lambda d: d["settings"]["task"]).values():
+        softmax = [d for d in found if d["settings"]["attention"] == "softmax"]
+        equal = max(d["settings"]["steps"] for d in softmax or found)
+        for d in found:
+            steps = d["settings"]["steps"]
+            parts[0 if steps == equal else 1 if steps < equal else 2].append(d)
+    return parts
 
 
 def accuracies(documents: list[Document], name: str, which: str) -> Table:
@@ -172,7 +175,7 @@ def charts(documents: list[Document], pace: list[Document] | None = None) -> lis
     """With `pace`, the x axis is time in units of a step of fastmax2."""
     found = []
     for task, runs in group(documents, lambda d: d["settings"]["task"]).items():
-        costs = None if pace is None else _costs(runs[0], pace)
+        costs = None if pace is None else lra_time.costs(runs[0], pace)
         series = []
         for d in runs:
             name = d["settings"]["attention"]
@@ -190,63 +193,6 @@ def charts(documents: list[Document], pace: list[Document] | None = None) -> lis
             kind = "steps" if pace is None else "clock"
             found.append(Chart(f"lra-loss-{task}-{kind}", task, label, "training loss, nats", tuple(series)))
     return found
-
-
-def _costs(document: Document, pace: list[Document]) -> dict[str, float] | None:
-    """Seconds of a step over those of fastmax2, as timed on the batches of these very runs."""
-    s = document["settings"]
-    same = ("task", "batch", "length", "group_lengths", "attention_dropout")
-    timed = next((d for d in pace if all(d["settings"][name] == s.get(name) for name in same)), None)
-    if timed is None:
-        return None
-    best = {name: t["best"] for name, t in timed["result"]["seconds"].items()}
-    return {name: seconds / best["fastmax2"] for name, seconds in best.items()}
-
-
-def equal_time(documents: list[Document], pace: list[Document]) -> Table | None:
-    """When fastmax2 is done: the best dev accuracy that each has seen by then."""
-    rows = []
-    for task, runs in group(
-        (d for d in documents if not d["settings"]["seed"]), lambda d: d["settings"]["task"]
-    ).items():
-        costs = _costs(runs[0], pace)
-        if costs is None:
-            continue
-        by_name = {d["settings"]["attention"]: d for d in runs}
-        if not {"softmax", "fastmax2"} <= by_name.keys():
-            continue
-        whole = by_name["fastmax2"]["settings"]["steps"]
-        for name in ("fastmax2", "fastmax1", "softmax"):
-            if name in by_name:
-                kernels = {"softmax": ("softmax", "vanilla")}.get(name, (name,))
-                for kernel in kernels:
-                    steps = min(whole / costs[kernel], by_name[name]["settings"]["steps"])
-                    seen = [100 * p[2] for p in by_name[name]["result"]["curves"]["dev"] if p[0] <= steps]
-                    rows.append(
-                        (
-                            task,
-                            name if kernel == name else f"{name}, plain formula",
-                            costs[kernel],
-                            steps,
-                            max(seen) if seen else None,
-                        )
-                    )
-    if not rows:
-        return None
-    columns = (
-        "task",
-        "attention",
-        "time of a step, fastmax2 = 1",
-        "steps in the time of fastmax2's run",
-        "best dev accuracy by then, %",
-    )
-    return Table(
-        "lra-equal-time",
-        "Accuracy at equal time: when the run of fastmax2 ends",
-        columns,
-        tuple(rows),
-        ("", "", ".2f", ",.0f", ".2f"),
-    )
 
 
 def _equal(documents: list[Document]) -> Claim:
@@ -306,18 +252,3 @@ def _curves(documents: list[Document]) -> Claim:
     long = min(d["settings"]["steps"] for d in documents) >= ENOUGH
     verdict = OPEN if not long else AGREES if all(ahead) else PARTLY if any(ahead) else DIFFERS
     return Claim(*STEPS, verdict, f"Training loss at the end, mean of the last points: {'; '.join(parts)}.")
-
-
-def _clock(table: Table | None) -> Claim:
-    if table is None:
-        return untested(*CLOCK, "no task has both trainings and timed steps of the same kind in this folder")
-    parts, ahead = [], []
-    for task in dict.fromkeys(row[0] for row in table.rows):
-        rows = {row[1]: row for row in table.rows if row[0] == task}
-        said = ", ".join(f"{name} {'none yet' if row[4] is None else f'{row[4]:.1f} %'}" for name, row in rows.items())
-        parts.append(f"{task}: {said}")
-        ours = rows.get("fastmax1", rows["fastmax2"])[4]
-        theirs = rows["softmax, plain formula"][4]
-        ahead.append(ours is not None and (theirs is None or ours > theirs))
-    verdict = AGREES if all(ahead) else PARTLY if any(ahead) else DIFFERS
-    return Claim(*CLOCK, verdict, f"Best dev accuracy in the time of fastmax2's run: {'; '.join(parts)}.")
