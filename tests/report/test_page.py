@@ -201,6 +201,39 @@ def test_settings_are_compared_with_softmax_of_the_same_seeds(results: Path, sec
     assert dev[0] == max(dev)
 
 
+def trained(task: str, attention: str, accuracy: float, steps: int = 1000) -> dict[str, Any]:
+    settings = {"task": task, "attention": attention, "steps": steps, "batch": 16, "seed": 0}
+    result = {"test": {"accuracy": accuracy, "examples": 2000}, "dev_accuracy": accuracy}
+    return {"settings": settings, "result": result}
+
+
+def test_accuracies_are_judged_where_something_was_learned() -> None:
+    def judged(*runs: tuple[str, float, float], steps: int = 1000) -> tuple[str, str]:
+        documents = [
+            trained(task, name, accuracy, steps)
+            for task, softmax, fastmax in runs
+            for name, accuracy in (("softmax", softmax), ("fastmax2", fastmax), ("fastmax1", fastmax - 0.1))
+        ]
+        claim = lra._equal(documents)
+        return claim.verdict, claim.evidence
+
+    five = [(task, 0.6, 0.595) for task in ("listops", "text", "retrieval", "image", "pathfinder")]
+    assert judged(*five)[0] == "holds"
+    assert judged(*five, steps=100)[0] == OPEN
+    assert judged(*[(task, 0.6, 0.5) for task, _, _ in five])[0] == "does not hold"
+    verdict, said = judged(*five[:4], ("pathfinder", 0.51, 0.49))
+    assert verdict == "holds in part"
+    assert "mean gap of the best by dev -0.5 points over 4 tasks" in said
+    assert "nothing is decided: pathfinder" in said
+    assert "best by dev fastmax2 59.5" in said
+
+
+def test_what_still_guesses_is_said_with_how_long_was_tried() -> None:
+    (found,) = lra.guessing([trained("text", "softmax", 0.51), trained("text", "fastmax1", 0.66)])
+    assert found.text.endswith("guessing: text, 1,000 steps of 16 examples: softmax.")
+    assert lra.guessing([trained("image", "softmax", 0.2), trained("text", "fastmax1", 0.66)]) == []
+
+
 def test_break_even_is_between_the_lengths_where_the_faster_changes() -> None:
     def cell(tokens: int, ours: float, theirs: float) -> dict[str, Any]:
         return {"tokens": tokens, "seconds": {"fastmax2": {"best": ours}, "vanilla": {"best": theirs}}}
