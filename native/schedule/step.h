@@ -28,9 +28,9 @@ class Step {
     if (const int status = check_decays<T>(call)) return status;
     Workspace shared;
     if (!shared.allocate_zeros([&] { sums = shared.take<T>(heads * parts * groups * pitch); })) return FM_NO_MEMORY;
-    if (!run_parallel(pool, heads * parts, ReadPart{*this})) return FM_NO_MEMORY;
+    if (!run_shares(pool, heads * parts, ReadPart{*this})) return FM_NO_MEMORY;
     // the recent tokens change only when nobody reads the sum any more
-    return parts == 1 || run_parallel(pool, heads, SeeRecent{*this}) ? FM_OK : FM_NO_MEMORY;
+    return parts == 1 || run_shares(pool, heads, SeeRecent{*this}) ? FM_OK : FM_NO_MEMORY;
   }
 
  private:

@@ -50,11 +50,19 @@ class TaskBudget:
 
 QUICK = {"listops": TaskBudget(batch=16, steps=60, lr=1e-3, length=96, evaluated=400, examples=960, cost=0.03)}
 CPU = {
-    "text": TaskBudget(batch=16, steps=1500, lr=5e-4, group_lengths=True, short=300, cost=0.45),
+    "text": TaskBudget(batch=16, steps=1500, lr=5e-4, group_lengths=True, short=500, cost=0.45),
     "image": TaskBudget(batch=16, steps=1000, lr=1e-3, short=300, cost=0.35),
     "listops": TaskBudget(batch=16, steps=1000, lr=1e-3, group_lengths=True, short=300, cost=0.4),
-    "retrieval": TaskBudget(batch=4, steps=600, lr=5e-4, evaluated=1000, short=200, cost=0.65),
-    "pathfinder": TaskBudget(batch=16, steps=1000, lr=1e-3, short=300, main=2, cost=0.35),
+    "retrieval": TaskBudget(
+        batch=4,
+        steps=600,
+        lr=5e-4,
+        evaluated=1000,
+        short=100,
+        longer=(("fastmax1", 6000), ("fastmax2", 3500)),
+        cost=0.65,
+    ),
+    "pathfinder": TaskBudget(batch=16, steps=1000, lr=1e-3, short=200, main=2, cost=0.35),
 }
 """Without dropout: these trainings end before there is anything to overfit."""
 FULL = {

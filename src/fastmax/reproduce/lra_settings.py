@@ -26,8 +26,8 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
 """As in `fastmax.reproduce.training`, of which these are the counterparts without causality."""
 QUICK = ("softmax", "fastmax2", "fastmax2, gated")
 CPU = {
-    "image": TaskBudget(batch=32, steps=300, length=256, cost=0.3),
-    "listops": TaskBudget(batch=32, steps=400, length=128, cost=0.15),
+    "image": TaskBudget(batch=32, steps=300, length=256, looks=3, cost=0.25),
+    "listops": TaskBudget(batch=32, steps=400, length=128, looks=4, cost=0.12),
 }
 FULL = {"image": TaskBudget(steps=10_000), "listops": TaskBudget(steps=10_000)}
 
