@@ -245,9 +245,25 @@ def test_break_even_is_between_the_lengths_where_the_faster_changes() -> None:
     assert scaling.break_even(cells[1:], "fastmax2", "vanilla") == ("below 400", None)
     assert scaling.break_even(cells[:1], "fastmax2", "vanilla") == ("above 100", None)
     assert scaling.break_even([], "fastmax2", "vanilla") == ("–", None)
-    first, last, power = scaling.growth(cells, "vanilla")
+    first, last, power = scaling.growth(cells, "vanilla", 32)
     assert (first, last) == (100, 400)
     assert power == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(("is_causal", "first"), [(False, 1024), (True, 2048)])
+def test_growth_is_that_of_the_factorized_form(is_causal: bool, first: int) -> None:
+    """Quadratic until the factorized form is cheaper, linear then, with one disturbed measurement among the longest."""
+    tokens = [1 << n for n in range(6, 17)]
+    times = [1e-9 * n * min(n, 1024) * (1.3 if n == 1 << 15 else 1) for n in tokens]
+    cells = [
+        {"tokens": n, "is_causal": is_causal, "seconds": {"fastmax2": {"best": t}}}
+        for n, t in zip(tokens, times, strict=True)
+    ]
+    begin, end, power = scaling.growth(cells, "fastmax2", 32)
+    assert (begin, end) == (8192, 65536)
+    assert power == pytest.approx(1.0, abs=0.1)
+    assert scaling.growth(cells[: tokens.index(first) + 2], "fastmax2", 32)[0] == first
+    assert scaling.growth(cells[: tokens.index(first) + 1], "fastmax2", 32) == (None, None, None)
 
 
 def test_older_results_may_lack_facts_of_their_machine() -> None:

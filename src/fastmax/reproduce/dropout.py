@@ -26,10 +26,10 @@ class DropoutRun:
     seed: int
     data: str = "mnist"
     examples: int = 500
-    steps: int = 400
+    steps: int = 1000
     batch: int = 50
     lr: float = 1e-3
-    every: int = 40
+    every: int = 100
     tested: int = 1000
     layers: int = 2
     dim: int = 64
