@@ -12,7 +12,7 @@ import pytest
 
 from fastmax.cli import main
 from fastmax.report.page import build, documents, html, words
-from fastmax.report.page.parts import OPEN, Chart, Section, Series, Table
+from fastmax.report.page.parts import OPEN, Chart, Claim, Section, Series, Table
 from fastmax.report.page.sections import dropout, language, lra, lra_time, scaling
 from tests.reproduce import miniature
 
@@ -272,6 +272,12 @@ def test_older_results_may_lack_facts_of_their_machine() -> None:
     (row,) = html.runs({"lra": [old]}).rows
     assert row == ("lra", "n", None, 1, "P", 1, "2", "0", None, "c")
     assert "1 measurements on P (2 cores), torch 2" in html._provenance({"lra": [old]})
+
+
+def test_claims_are_counted_in_words() -> None:
+    claims = tuple(Claim("", "", verdict, "") for verdict in ("holds", "holds", "does not hold", OPEN, OPEN))
+    said = html._conclusions([Section("s", "", claims=claims)])
+    assert "Of 5 claims of the paper: 2 hold, 1 does not hold and 2 were not tested here." in said
 
 
 def test_claims_without_results_are_open() -> None:

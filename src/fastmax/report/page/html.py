@@ -10,6 +10,8 @@ from fastmax.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Block, Char
 from fastmax.report.page.words import NAMES, listed
 
 CLASSES = {AGREES: "holds", DIFFERS: "fails", PARTLY: "partly", OPEN: "open"}
+MANY = {AGREES: "hold", PARTLY: "hold in part", DIFFERS: "do not hold", OPEN: "were not tested here"}
+"""Verdicts on more than one claim."""
 SIGNS = {AGREES: "✓", DIFFERS: "✗", PARTLY: "◐", OPEN: "○"}
 LONG_TEXT, LONG_TABLE = 40, 14
 """Letters from which on a cell is broken into lines, and rows from which on a table is folded away."""
@@ -92,7 +94,7 @@ def _level(machine: dict[str, Any]) -> str:
 def _conclusions(sections: list[Section]) -> str:
     table = conclusions(sections)
     counts = {verdict: sum(row[2] == verdict for row in table.rows) for verdict in CLASSES}
-    said = listed([f"{count} {verdict}" for verdict, count in counts.items() if count])
+    said = listed([f"{count} {verdict if count == 1 else MANY[verdict]}" for verdict, count in counts.items() if count])
     cards = "".join(_card(*row) for row in table.rows)
     said = (
         f"Of {len(table.rows)} claims of the paper: {said}. Each is judged by a rule from the numbers below, "
