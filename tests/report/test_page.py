@@ -9,6 +9,8 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fastmax.cli import main
 from fastmax.report.page import build, documents, html, words
@@ -272,6 +274,26 @@ def test_older_results_may_lack_facts_of_their_machine() -> None:
     (row,) = html.runs({"lra": [old]}).rows
     assert row == ("lra", "n", None, 1, "P", 1, "2", "0", None, "c")
     assert "1 measurements on P (2 cores), torch 2" in html._provenance({"lra": [old]})
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_folder_that_is_not_finished_can_be_drawn(results: Path, data: st.DataObject) -> None:
+    """Any part of the files, such as there are while an experiment runs: sections, tables and data of all charts."""
+    whole = documents.load(results)
+    part = {
+        name: [found[i] for i in sorted(data.draw(st.sets(st.integers(0, len(found) - 1), min_size=1)))]
+        for name, found in whole.items() if data.draw(st.booleans())
+    }  # fmt: skip
+    sections = build.sections(part)
+    for table in build.tables(sections):
+        for row in table.rows:
+            assert len(row) == len(table.columns)
+            for column in range(len(row)):
+                table.shown(row, column)
+    for chart in build.charts(sections):
+        chart.data()
+    html._conclusions(sections)
 
 
 def test_claims_are_counted_in_words() -> None:

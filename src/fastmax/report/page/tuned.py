@@ -18,6 +18,8 @@ def compared(
     rates, places = {}, {}
     for attention, runs in by_name.items():
         first = {d["settings"]["lr"]: chosen_by(d) for d in runs if d["settings"]["seed"] == 0}
+        if not first:  # its rate is not chosen yet
+            continue
         rates[attention] = min(first, key=first.__getitem__)
         own = [d for d in runs if d["settings"]["lr"] == rates[attention]]
         chosen[attention] = {d["settings"]["seed"]: value(d) for d in own}
