@@ -315,11 +315,11 @@ def test_short_trainings_decide_nothing(sections: list[Section]) -> None:
         assert verdicts[claim[1]] == OPEN, claim
 
 
-def rows_of_dropout(quadratic: float, standard: float) -> Table:
+def rows_of_dropout(quadratic: float, standard: float, seeds: int = 3) -> Table:
     """One rate; without dropout the loss rises from 0.5 to 1."""
     rows = [("none", 0.0, 3, 1.0, 0.01, 0.5, 0.01, 50.0, 1.0)]
     rows += [
-        (mode, 0.1, 3, loss, 0.01, 0.5, 0.01, 50.0, 1.0)
+        (mode, 0.1, seeds, loss, 0.01, 0.5, 0.01, 50.0, 1.0)
         for mode, loss in (("quadratic", quadratic), ("standard", standard))
     ]
     return Table("dropout", "", (), tuple(rows))
@@ -337,6 +337,8 @@ def rows_of_dropout(quadratic: float, standard: float) -> Table:
 def test_rules_of_dropout(quadratic: float, standard: float, best: str, helps: str) -> None:
     claims = dropout.claims_of(rows_of_dropout(quadratic, standard))
     assert [claim.verdict for claim in claims] == [best, helps]
+    single = dropout.claims_of(rows_of_dropout(quadratic, standard, seeds=1))
+    assert [claim.verdict for claim in single] == [OPEN, OPEN], "one seed decides nothing"
 
 
 def test_a_chart_says_what_it_draws() -> None:
