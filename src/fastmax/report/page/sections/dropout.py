@@ -105,12 +105,12 @@ def claims_of(table: Table) -> tuple[Claim, Claim]:
         f"Quadratic dropout at rate {rates[0]:g} changes the test loss at the end by {-gain:+.3f}, "
         f"with a deviation over seeds of {noise:.3f}{': no more than noise' if helps == PARTLY else ''}."
     )
-    seeds = min(none[2], *(row[2] for rate in rates for row in by_rate[rate].values()))
-    if seeds < 2 or not overfits:
+    if min(none[2], *(row[2] for rate in rates for row in by_rate[rate].values())) < 2:
+        single = " One seed decides nothing."
+        return Claim(*BEST, OPEN, text + single), Claim(*HELPS, OPEN, gain_text + single)
+    if not overfits:
         why = (
-            " One seed decides nothing."
-            if seeds < 2
-            else " Without dropout the test loss does not rise again, so there is nothing for dropout to "
+            " Without dropout the test loss does not rise again, so there is nothing for dropout to "
             "mend and the claim is not judged."
         )
         return Claim(*BEST, OPEN, text + why), Claim(*HELPS, OPEN, gain_text)
