@@ -32,7 +32,7 @@ EQUAL = (
 )
 STEPS = ("Figure 6", "Measured by steps, softmax converges at the same speed as Fastmax1 or faster.")
 CURVES = ("softmax", "fastmax1", "fastmax2", "fastmax2, gated")
-ENOUGH = 500
+ENOUGH = 1000
 """Steps below which accuracies are shown but decide nothing."""
 WINDOW = 10
 """Points of the training loss, each of a single batch, that are averaged to one of the curve."""
