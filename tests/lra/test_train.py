@@ -86,6 +86,7 @@ def test_a_run_repeats_itself_and_says_what_it_did(tmp_path: Path) -> None:
     assert [step for step, _ in losses(tmp_path / "a", "dev")] == [4, 8, 12]
     assert first == json.loads((tmp_path / "a" / RESULT).read_text())
     assert first["test"]["examples"] == made_up.EXAMPLES["test"], "no example is left out"
+    assert 0 < first["most_frequent"] <= 1
     assert first["best_step"] >= 0.2 * 12
     assert any("dev loss" in line for line in said)
     assert any("test loss" in line for line in said)

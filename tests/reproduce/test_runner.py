@@ -1,6 +1,7 @@
 """Items are measured once: whatever is killed goes on, what cannot be measured is left out with a reason."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from fastmax.cli import main
 from fastmax.commands.reproduce import EXPERIMENTS
 from fastmax.lra.run_folder import exclusive
-from fastmax.reproduce import experiments, runner
+from fastmax.reproduce import experiments, lra, runner
 from fastmax.reproduce.items import BUDGETS, Item, Work, documents, slug
 from tests.reproduce.miniature import experiment
 
@@ -104,6 +105,15 @@ def test_every_budget_has_items_with_names_of_their_own(budget: str) -> None:
         assert all(i.experiment == name and "seed" in i.settings and i.cost > 0 for i in items)
         assert all(set(i.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-") for i in items), name
         json.dumps([i.settings for i in items])
+
+
+@pytest.mark.parametrize("budget", ["quick", "cpu"])
+def test_a_training_looks_at_the_dev_set_as_often_as_was_asked(budget: str) -> None:
+    for task, of in lra.TASKS[budget].items():
+        assert of.steps is not None
+        for looks in (1, 3, 6):
+            every = lra.make_config(task, "fastmax2", {}, 0, replace(of, looks=looks)).evaluation_steps
+            assert len({*range(every, of.steps, every), of.steps}) == looks
 
 
 def test_file_names() -> None:

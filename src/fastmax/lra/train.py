@@ -261,6 +261,7 @@ def _finish(
         "dev_accuracy": position.best_accuracy,
         "best_step": position.best_step,
         "examples": {name: len(split.labels) for name, split in splits.items()},
+        "most_frequent": float(np.bincount(splits["test"].labels).max() / len(splits["test"].labels)),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
     if accelerator.is_main_process:

@@ -16,6 +16,7 @@ MAIN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("softmax", {}),
     ("fastmax1", {}),
     ("fastmax2, gated", {"attention": "fastmax2", "decay": "gated"}),
+    ("fastmax2, paper's scale", {"attention": "fastmax2", "scale": "paper"}),
 )
 """The attentions that matter most, and what they set; the first two of a task are the pair to compare."""
 OTHERS = ("linear", "performer", "reformer", "informer")
@@ -50,16 +51,24 @@ class TaskBudget:
 
 QUICK = {"listops": TaskBudget(batch=16, steps=60, lr=1e-3, length=96, evaluated=400, examples=960, cost=0.03)}
 CPU = {
-    "text": TaskBudget(batch=16, steps=1500, lr=5e-4, group_lengths=True, short=500, cost=0.45),
-    "image": TaskBudget(batch=16, steps=1000, lr=1e-3, short=300, cost=0.35),
+    "text": TaskBudget(
+        batch=16,
+        steps=1500,
+        lr=5e-4,
+        group_lengths=True,
+        longer=(("fastmax1", 6000), ("fastmax2", 3000)),
+        cost=0.35,
+    ),
+    "image": TaskBudget(batch=16, steps=1500, lr=2e-3, short=300, cost=0.35),
     "listops": TaskBudget(batch=16, steps=1000, lr=1e-3, group_lengths=True, short=300, cost=0.4),
     "retrieval": TaskBudget(
         batch=4,
         steps=600,
-        lr=5e-4,
+        lr=2e-4,
         evaluated=1000,
+        looks=3,
         short=100,
-        longer=(("fastmax1", 6000), ("fastmax2", 3500)),
+        longer=(("fastmax1", 5500), ("fastmax2", 3400)),
         cost=0.65,
     ),
     "pathfinder": TaskBudget(batch=16, steps=1000, lr=1e-3, short=200, main=2, cost=0.35),
@@ -92,7 +101,7 @@ def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
         if of.short is None:
             result += [item(task, name, {}, 0, of) for name in OTHERS]
         else:
-            short = replace(of, steps=of.short, short=None, looks=2)
+            short = replace(of, steps=of.short, short=None, looks=1)
             result += [item(task, name, {}, 0, short, "short") for name in SEVEN]
     return result
 
@@ -118,7 +127,7 @@ def make_config(task: str, attention: str, changes: dict[str, Any], seed: int, b
     given |= {name: value for name, value in changes.items() if name != "attention"}
     steps = budget.steps
     if steps is not None:
-        given |= {"eval_every": max(1, steps // budget.looks), "warmup": max(1, steps // 10)}
+        given |= {"eval_every": -(-steps // budget.looks), "warmup": max(1, steps // 10)}
     return configure(task, attention, seed=seed, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -26,9 +26,10 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
 """As in `fastmax.reproduce.training`, of which these are the counterparts without causality."""
 QUICK = ("softmax", "fastmax2", "fastmax2, gated")
 CPU = {
-    "image": TaskBudget(batch=32, steps=300, length=256, looks=3, cost=0.25),
-    "listops": TaskBudget(batch=32, steps=400, length=128, looks=4, cost=0.12),
+    "image": TaskBudget(batch=32, steps=1500, length=64, looks=3, cost=0.03),
+    "listops": TaskBudget(batch=32, steps=600, length=128, looks=3, group_lengths=True, cost=0.06),
 }
+"""Short sequences and many steps: with 300 steps on 256 pixels all had 19 to 22 %, with 1,500 on 64 26 to 27."""
 FULL = {"image": TaskBudget(steps=10_000), "listops": TaskBudget(steps=10_000)}
 
 

@@ -1,6 +1,7 @@
 """Charts drawn by matplotlib in one style: for files on white, and for the page in the colours of its reader."""
 
 from io import BytesIO
+from math import pi
 from typing import Any
 
 from fastmax.report.page.parts import Chart, Series
@@ -29,6 +30,8 @@ COLOURS = {
 _MORE = ("#0b9b6d", "#d9480f", "#1f78c8", "#a33ea1", "#d99a00", "#8a8f98", "#35a7c2", "#c86aa8")
 _MARKERS = "osD^vP*X"
 SIZE = (4.3, 3.1)
+LEGEND = 36
+"""Letters of three names that fit beside one another below such a chart; a wider legend would cover the label of y."""
 STYLE: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9.5,
@@ -67,9 +70,12 @@ def draw(chart: Chart) -> tuple[bytes, bytes]:
         for number, series in enumerate(chart.series):
             _series(axes, chart, series, number)
         _axes(axes, chart)
-        if len(chart.series) > 1:
+        if len(chart.series) > 1 and not _circles(chart):
             handles, labels = axes.get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), columnspacing=1.2)
+            columns = 3 if sum(sorted(map(len, labels))[-3:]) <= LEGEND else 2
+            figure.legend(
+                handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), columnspacing=1.2
+            )
         files = []
         for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 160})):
             buffer = BytesIO()
@@ -79,7 +85,14 @@ def draw(chart: Chart) -> tuple[bytes, bytes]:
 
 
 def colour(label: str, number: int) -> str:
-    return COLOURS.get(label, _MORE[number % len(_MORE)])
+    """Another run of a contestant, `softmax, plain formula`, has the colour of that contestant."""
+    own = COLOURS.get(label, COLOURS.get(label.rsplit(", ", 1)[0]))
+    return _MORE[number % len(_MORE)] if own is None else own
+
+
+def _circles(chart: Chart) -> bool:
+    """Whether it is one of circles, each of which has its name beside it: in a legend they would cover one another."""
+    return any(one.area for one in chart.series)
 
 
 def _series(axes: Any, chart: Chart, one: Series, number: int) -> None:
@@ -89,6 +102,9 @@ def _series(axes: Any, chart: Chart, one: Series, number: int) -> None:
     if one.area:
         axes.scatter(one.x, one.y, s=one.area, alpha=0.55, linewidths=0, **look)
         axes.scatter(one.x, one.y, s=6, color=look["color"])
+        for x, y, area in zip(one.x, one.y, one.area, strict=True):
+            above = (0, (area / pi) ** 0.5 + 2)  # the area is in square points
+            axes.annotate(one.label, (x, y), above, textcoords="offset points", ha="center", fontsize=8)
     elif chart.categories:
         axes.errorbar(one.x, one.y, xerr=deviation or None, fmt=marker, capsize=2.5, linewidth=1.2, **look)
     else:
@@ -105,10 +121,18 @@ def _series(axes: Any, chart: Chart, one: Series, number: int) -> None:
 
 
 def _axes(axes: Any, chart: Chart) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     if chart.x_log:
         axes.set_xscale("log", base=chart.x_base)
+    if chart.x_log and chart.x_base == 10:  # about one decade: powers of ten alone would be one tick or two
+        axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    if _circles(chart):
+        axes.margins(0.22)
     if chart.y_log:
         axes.set_yscale("log")
     if chart.reference is not None:

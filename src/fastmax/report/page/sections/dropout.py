@@ -38,12 +38,16 @@ def section(results: Results) -> Section:
     charts = tuple(chart(documents, rate) for rate in rates)
     claims = claims_of(table)
     findings = tuple(Finding(claim.evidence, claim.verdict) for claim in claims)
-    best = min(table.rows, key=lambda row: row[3])
-    none = "".join(f"; without dropout {row[3]:.3f}" for row in table.rows if row[0] == "none")
-    headline = (
-        f"dropout: the lowest test loss, {best[3]:.3f}, has {best[0]}{f' at rate {best[1]:g}' if best[1] else ''}{none}"
-    )
-    return Section(NAME, TITLE, intro, (Block("", charts, findings, (table,)),), claims, headline)
+    return Section(NAME, TITLE, intro, (Block("", charts, findings, (table,)),), claims, _headline(table))
+
+
+def _headline(table: Table) -> str:
+    losses = {(row[0], row[1]): row[3] for row in table.rows}
+    (way, rate), lowest = min(losses.items(), key=lambda item: item[1])
+    if way == "none":
+        return f"dropout: the test loss is lowest, {lowest:.3f}, without any"
+    without = "".join(f"; without dropout {loss:.3f}" for (other, _), loss in losses.items() if other == "none")
+    return f"dropout: the lowest test loss, {lowest:.3f}, has {way} at rate {rate:g}{without}"
 
 
 def chart(documents: list[Document], rate: float) -> Chart:
