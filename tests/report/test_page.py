@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fastmax.cli import main
 from fastmax.report.page import build, documents, html, words
 from fastmax.report.page.parts import OPEN, Chart, Claim, Section, Series, Table
-from fastmax.report.page.sections import dropout, language, lra, lra_time, scaling
+from fastmax.report.page.sections import dropout, language, lra, lra_speed, lra_time, scaling
 from tests.reproduce import miniature
 
 
@@ -298,6 +298,34 @@ def test_what_still_guesses_is_said_with_how_long_was_tried() -> None:
     assert lra.guessing([listops]) == []
     listops["result"]["most_frequent"] = 0.17
     assert lra.guessing([listops]), "always the same class"
+
+
+def test_speed_against_accuracy() -> None:
+    """Of each task the runs of equal steps that most attentions have; means where all tasks have an attention."""
+
+    def timed(task: str, seconds: float) -> dict[str, Any]:
+        names = ("vanilla", "softmax", "fastmax1", "linear")
+        times = {name: {"best": seconds / (1 + i)} for i, name in enumerate(names)}
+        used = {name: {"peak": (2 + i) * 2**20, "before": 2**20} for i, name in enumerate(names)}
+        settings = {"task": task, "attention_dropout": 0.0}
+        return {"settings": settings, "result": {"seconds": times, "bytes": used}}
+
+    runs = [trained("text", name, accuracy) for name, accuracy in (("softmax", 0.6), ("fastmax1", 0.5))]
+    runs += [trained("text", "fastmax1", 0.7, 4000), trained("text", "fastmax2, gated", 0.8)]
+    runs += [trained("image", name, accuracy) for name, accuracy in (("softmax", 0.3), ("fastmax1", 0.4))]
+    runs += [trained("image", name, 0.1 * i, 100) for i, name in enumerate(("softmax", "fastmax1", "linear"))]
+    runs += [trained("listops", "softmax", 0.3)]
+    charts = lra_speed.speed_accuracy({"lra": runs, "lra-speed": [timed(t, 2.0) for t in ("text", "image", "listops")]})
+    shown = {
+        chart.name.removeprefix("lra-speed-accuracy"): {one.label: (*one.x, *one.y, *one.area) for one in chart.series}
+        for chart in charts
+    }
+    assert shown == {
+        "-text": {"softmax": (2, 60, 600), "fastmax1": (3, 50, 900)},
+        "-image": {"softmax": (2, 0, 450), "fastmax1": (3, 10, 675), "linear": (4, 20, 900)},
+        "": {"softmax": (2, 30, 600), "fastmax1": (3, 30, 900)},
+    }
+    assert lra_speed.speed_accuracy({}) == []
 
 
 def test_break_even_is_between_the_lengths_where_the_faster_changes() -> None:

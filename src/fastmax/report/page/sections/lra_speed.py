@@ -1,7 +1,7 @@
 """Long Range Arena: training steps per second and memory (Table 2), and speed against accuracy (Figure 5)."""
 
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastmax.lra import paper
 from fastmax.report.page.documents import Document, Results, group
@@ -26,6 +26,14 @@ FASTER = ("Table 2", "Fastmax2 trains 3.4 times as fast as softmax on Text, Fast
 WANTED = {"fastmax1": 14.8, "fastmax2": 3.4}
 
 
+class Point(NamedTuple):
+    """`speed` in steps per second over those of the plain formula, `accuracy` in per cent, `memory` in MiB."""
+
+    speed: float
+    accuracy: float
+    memory: float
+
+
 def section(results: Results) -> Section:
     documents = results.get(NAME, [])
     if not documents:
@@ -41,20 +49,13 @@ def section(results: Results) -> Section:
         blocks.append(
             Block(kind[0].upper() + kind[1:], (), (_finding(found),), (speeds(found, rate), memory(found, rate)))
         )
-    scatter = speed_accuracy(results)
-    if scatter is not None:
-        blocks.append(
-            Block(
-                "Speed against accuracy; the area of a circle is memory",
-                (scatter,),
-                (
-                    Finding(
-                        "Means over the tasks that have both a speed and an accuracy in this folder; areas are "
-                        "in proportion to peak memory."
-                    ),
-                ),
-            )
+    circles = speed_accuracy(results)
+    if circles:
+        said = (
+            "Speed without attention dropout; accuracy of runs of equal steps within a task. The area of a circle is in "
+            "proportion to the peak memory of a step."
         )
+        blocks.append(Block("Speed against accuracy; the area of a circle is memory", tuple(circles), (Finding(said),)))
     claim = _claim(documents)
     return Section(NAME, TITLE, intro, tuple(blocks), (claim,), f"speed: {claim.evidence}")
 
@@ -133,40 +134,47 @@ def _claim(documents: list[Document]) -> Claim:
     return Claim(*FASTER, AGREES if all(ok) else PARTLY if any(ok) else DIFFERS, evidence)
 
 
-def speed_accuracy(results: Results) -> Chart | None:
-    """Of attentions that have both for the same tasks; memory of the largest is 900 points of area."""
-    accuracy = {
-        (d["settings"]["task"], d["settings"]["attention"]): 100 * d["result"]["test"]["accuracy"]
-        for d in sorted(
-            results.get("lra", []), key=lambda d: -d["settings"]["steps"]
-        )  # the shorter, which all have, win
-        if d["settings"]["seed"] == 0
+def speed_accuracy(results: Results) -> list[Chart]:
+    """A chart for each task, of the attentions that have both; and the means of those that have them for every task."""
+    timed = {d["settings"]["task"]: d for d in results.get(NAME, []) if not d["settings"]["attention_dropout"]}
+    points = {
+        task: _points(found, timed[task])
+        for task, found in group(results.get("lra", []), lambda d: d["settings"]["task"]).items()
+        if task in timed
     }
-    speed = {
-        (d["settings"]["task"], name): d
-        for d in results.get(NAME, [])
-        if not d["settings"]["attention_dropout"]
-        for name in d["result"]["seconds"]
+    points = {task: of for task, of in points.items() if len(of) > 1}
+    charts = [_circles(f"lra-speed-accuracy-{task}", task, of) for task, of in points.items()]
+    every = list(points.values())
+    means = {
+        name: Point(*map(mean, zip(*(of[name] for of in every), strict=True)))
+        for name in (every[0] if every else ())
+        if all(name in of for of in every)
     }
-    both = [key for key in accuracy if key in speed]
-    tasks = sorted({task for task, _ in both})
-    names = [n for n in dict.fromkeys(name for _, name in both) if all((task, n) in both for task in tasks)]
-    points = []
-    for name in names:
-        used = [bytes_of(speed[task, name], name) for task in tasks]
-        ratios = [ratio(speed[task, name], name) for task in tasks]
-        known = [m for m in used if m is not None], [r for r in ratios if r is not None]
-        if len(known[0]) == len(known[1]) == len(tasks):
-            points.append((name, mean(known[1]), mean(accuracy[task, name] for task in tasks), mean(known[0])))
-    if not points:
-        return None
-    largest = max(point[3] for point in points)
-    series = tuple(Series(name, (x,), (y,), area=(max(900 * m / largest, 12),)) for name, x, y, m in points)
-    return Chart(
-        "lra-speed-accuracy",
-        f"Means over {listed(tasks)}",
-        "steps per second over the plain formula's",
-        "test accuracy, %",
-        series,
-        x_log=True,
+    if len(every) > 1 and means:
+        charts.append(_circles("lra-speed-accuracy", f"means over {listed(list(points))}", means))
+    return charts
+
+
+def _points(trained: list[Document], timed: Document) -> dict[str, Point]:
+    """Of the runs of equal steps that most of the timed attentions have, and of these the longest."""
+    best: dict[str, Point] = {}
+    firsts = [d for d in trained if not d["settings"]["seed"]]
+    for _, runs in sorted(group(firsts, lambda d: d["settings"]["steps"]).items(), reverse=True):
+        found = {}
+        for d in runs:
+            name = d["settings"]["attention"]
+            speed, used = ratio(timed, name), bytes_of(timed, name)
+            if speed is not None and used is not None:
+                found[name] = Point(speed, 100 * d["result"]["test"]["accuracy"], used)
+        best = found if len(found) > len(best) else best
+    return best
+
+
+def _circles(name: str, title: str, points: dict[str, Point]) -> Chart:
+    """The largest has 900 points of area."""
+    largest = max(point.memory for point in points.values())
+    series = tuple(
+        Series(label, (of.speed,), (of.accuracy,), area=(max(900 * of.memory / largest, 12),))
+        for label, of in points.items()
     )
+    return Chart(name, title, "steps per second over the plain formula's", "test accuracy, %", series, x_log=True)
