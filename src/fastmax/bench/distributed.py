@@ -84,8 +84,8 @@ def _rank(rank: int, world: int, folder: str, tokens: tuple[int, ...], rounds: i
     if rank == 0:
         (Path(folder) / RESULT).write_text(json.dumps(cells))
     distributed.destroy_process_group()
-    # A dispatch mode that has seen collectives, as Traffic has, keeps a reference to their group: gloo's threads outlive it, and
-    # one that lets go of a tensor while the interpreter ends aborts the process.
+    # A dispatch mode that has seen collectives, as Traffic has, leaves a reference to their group: gloo's threads go on, and
+    # one that lets go of a tensor while the interpreter ends would abort the process.
     os._exit(0)
 
 

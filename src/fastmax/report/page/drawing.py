@@ -15,6 +15,7 @@ COLOURS = {
     "softmax, standardized": "#6f8fd8",
     "fastmax1": "#d99a00",
     "fastmax2": "#d9480f",
+    "fastmax2, paper's scale": "#8e44ad",
     "fastmax2, gated": "#0b9b6d",
     "fastmax2, decay": "#3fae49",
     "fastmax4": "#a33ea1",

@@ -32,7 +32,6 @@ EQUAL = (
     "Fastmax reaches the accuracy of softmax on the Long Range Arena (57.90 and 57.62 against 57.37 on average).",
 )
 STEPS = ("Figure 6", "Measured by steps, softmax converges at the same speed as Fastmax1 or faster.")
-CURVES = ("softmax", "fastmax1", "fastmax2", "fastmax2, gated")
 ENOUGH = 1000
 """Steps below which accuracies are shown but decide nothing."""
 WINDOW = 10
@@ -192,9 +191,10 @@ def charts(documents: list[Document], pace: list[Document] | None = None) -> lis
         series = []
         for d in runs:
             name = d["settings"]["attention"]
-            if name not in CURVES or d["settings"]["seed"] or (pace is not None and name not in of_step):
+            kernel = lra_time.kernels(name)[name]
+            if name not in lra_time.ATTENTIONS or d["settings"]["seed"] or (pace is not None and kernel not in of_step):
                 continue
-            unit = 1.0 if pace is None else of_step[name] / 60
+            unit = 1.0 if pace is None else of_step[kernel] / 60
             x, y = zip(*((step * unit, loss) for step, loss in _smooth(d)), strict=True)
             series.append(Series(name, x, y))
         if series:
@@ -263,7 +263,7 @@ def _curves(documents: list[Document]) -> Claim:
         ends = {
             d["settings"]["attention"]: _smooth(d)[-1][1]
             for d in found
-            if d["settings"]["attention"] in CURVES and not d["settings"]["seed"]
+            if d["settings"]["attention"] in lra_time.ATTENTIONS and not d["settings"]["seed"]
         }
         if {"softmax", "fastmax1"} <= ends.keys():
             parts.append(f"{task} " + ", ".join(f"{name} {loss:.3f}" for name, loss in ends.items()))

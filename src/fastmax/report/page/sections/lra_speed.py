@@ -18,6 +18,7 @@ from fastmax.report.page.parts import (
     Table,
     untested,
 )
+from fastmax.report.page.sections.lra import at_chance
 from fastmax.report.page.words import listed, times
 
 NAME = "lra-speed"
@@ -52,8 +53,8 @@ def section(results: Results) -> Section:
     circles = speed_accuracy(results)
     if circles:
         said = (
-            "Speed without attention dropout; accuracy of runs of equal steps within a task. The area of a circle is in "
-            "proportion to the peak memory of a step."
+            "Speed without attention dropout; accuracy of runs of equal steps within a task, where any of them has "
+            "learned something. The area of a circle is in proportion to the peak memory of a step."
         )
         blocks.append(Block("Speed against accuracy; the area of a circle is memory", tuple(circles), (Finding(said),)))
     claim = _claim(documents)
@@ -160,6 +161,8 @@ def _points(trained: list[Document], timed: Document) -> dict[str, Point]:
     best: dict[str, Point] = {}
     firsts = [d for d in trained if not d["settings"]["seed"]]
     for _, runs in sorted(group(firsts, lambda d: d["settings"]["steps"]).items(), reverse=True):
+        if all(at_chance(d) for d in runs):  # what differs there is noise
+            continue
         found = {}
         for d in runs:
             name = d["settings"]["attention"]

@@ -7,9 +7,11 @@ from fastmax.report.page.documents import Document, group
 from fastmax.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Chart, Claim, Series, Table, untested
 
 CLOCK = ("Figure 6", "Measured by wall clock, Fastmax1 converges much faster than softmax.")
-ATTENTIONS = ("fastmax1", "fastmax2", "fastmax2, gated", "softmax")
-KERNELS = {"softmax": {"softmax": "softmax", "softmax, plain formula": "vanilla"}}
-"""Trained once, timed in two ways."""
+PAPER = "fastmax2, paper's scale"
+ATTENTIONS = ("fastmax1", "fastmax2", PAPER, "fastmax2, gated", "softmax")
+PLAIN = "softmax, plain formula"
+KERNELS = {"softmax": {"softmax": "softmax", PLAIN: "vanilla"}, PAPER: {PAPER: "fastmax2"}}
+"""Whose steps were timed for a training: softmax is trained once and timed in two ways, and a scale takes no time."""
 MINUTES = "minutes, at the pace of an idle machine"
 Row = tuple[Any, ...]
 _EARLY, _LATE = 4, 6
@@ -26,6 +28,11 @@ def seconds(document: Document, pace: list[Document]) -> dict[str, float]:
     return {} if timed is None else {name: t["best"] for name, t in timed["result"]["seconds"].items()}
 
 
+def kernels(attention: str) -> dict[str, str]:
+    """The names under which a training is shown, and whose steps were timed for each."""
+    return KERNELS.get(attention, {attention: attention})
+
+
 def table(equal: list[Document], longer: list[Document], pace: list[Document]) -> Table | None:
     """The best dev accuracy that each has seen when the run of fastmax2 ends, and when that of softmax does."""
     rows = []
@@ -39,7 +46,7 @@ def table(equal: list[Document], longer: list[Document], pace: list[Document]) -
         steps = by_name["softmax"]["settings"]["steps"]
         noise = 200 * (2 * 0.25 / by_name["softmax"]["result"]["test"]["examples"]) ** 0.5
         for name in ATTENTIONS:
-            for shown, kernel in KERNELS.get(name, {name: name}).items():
+            for shown, kernel in kernels(name).items():
                 if name not in by_name or kernel not in price:
                     continue
                 early = _seen(by_name[name], steps / price[kernel])
@@ -74,7 +81,7 @@ def charts(equal: list[Document], longer: list[Document], pace: list[Document]) 
         series = []
         for d in (*runs, *(d for d in longer if d["settings"]["task"] == task)):
             name, steps = d["settings"]["attention"], d["settings"]["steps"]
-            for shown, kernel in KERNELS.get(name, {name: name}).items():
+            for shown, kernel in kernels(name).items():
                 points = d["result"]["curves"]["dev"]
                 if d["settings"]["seed"] or name not in ATTENTIONS or kernel not in of_step or not points:
                     continue
@@ -114,7 +121,7 @@ def claim(found: Table | None) -> Claim:
 
 
 def _said(task: str, rows: dict[str, Row], column: int) -> str:
-    seen = {name: row[column] for name, row in rows.items()}
+    seen = {name: row[column] for name, row in rows.items() if name != PLAIN}
     return f"{task}: " + ", ".join(f"{n} {'none yet' if a is None else f'{a:.1f} %'}" for n, a in seen.items())
 
 
