@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fastmax.cli import main
 from fastmax.report.page import build, documents, html, words
 from fastmax.report.page.parts import OPEN, Chart, Claim, Section, Series, Table
-from fastmax.report.page.sections import dropout, language, lra, lra_speed, lra_time, scaling
+from fastmax.report.page.sections import dropout, language, lra, lra_speed, lra_time, recall, scaling
 from tests.reproduce import miniature
 
 
@@ -330,6 +330,21 @@ def test_speed_against_accuracy() -> None:
         "": {"softmax": (2, 30, 600), "fastmax1": (3, 30, 900)},
     }
     assert lra_speed.speed_accuracy({}) == []
+
+
+def test_who_recalls_is_said_for_each_head_dimension() -> None:
+    def run(name: str, width: int, pairs: int, accuracy: float) -> dict[str, Any]:
+        settings = {"attention": name, "width": width, "heads": 2, "pairs": pairs}
+        return {"settings": settings, "result": {"accuracy": accuracy}}
+
+    runs = [run("softmax", width, 64, 1.0) for width in (32, 64)] + [run("linear", 32, 16, 1.0)]
+    runs += [run("fastmax2", 64, 64, 0.995), run("fastmax2", 32, 64, 0.9)]
+    said = recall.found_by_heads(runs)
+    assert (
+        said
+        == "Over 99 % of 64 pairs are recalled with heads of 16 by softmax; with heads of 32 by fastmax2 and softmax"
+    )
+    assert recall.found_by_heads(runs[-1:]).endswith("with heads of 16 by none")
 
 
 def test_break_even_is_between_the_lengths_where_the_faster_changes() -> None:
