@@ -18,6 +18,7 @@ from fastmax.report.page.parts import (
     Table,
     untested,
 )
+from fastmax.report.page.sections import lra_time
 from fastmax.report.page.sections.lra import at_chance
 from fastmax.report.page.words import listed, times
 
@@ -166,7 +167,8 @@ def _points(trained: list[Document], timed: Document) -> dict[str, Point]:
         found = {}
         for d in runs:
             name = d["settings"]["attention"]
-            speed, used = ratio(timed, name), bytes_of(timed, name)
+            kernel = lra_time.kernels(name)[name]
+            speed, used = ratio(timed, kernel), bytes_of(timed, kernel)
             if speed is not None and used is not None:
                 found[name] = Point(speed, 100 * d["result"]["test"]["accuracy"], used)
         best = found if len(found) > len(best) else best
