@@ -116,6 +116,12 @@ def test_a_training_looks_at_the_dev_set_as_often_as_was_asked(budget: str) -> N
             assert len({*range(every, of.steps, every), of.steps}) == looks
 
 
+def test_a_short_training_is_not_tested_for_longer_than_it_takes() -> None:
+    short = [i.settings for i in lra.items("cpu", []) if "-short-" in i.name]
+    assert len({(s["task"], s["attention"]) for s in short}) == 4 * 7
+    assert all(s["eval_examples"] <= 5 * s["steps"] for s in short)
+
+
 def test_file_names() -> None:
     assert slug("fastmax2, gated", "", 0.004, "seed1") == "fastmax2-gated-0.004-seed1"
 

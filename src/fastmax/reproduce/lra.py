@@ -67,7 +67,7 @@ CPU = {
         lr=2e-4,
         evaluated=1000,
         looks=2,
-        short=100,
+        short=50,
         longer=(("fastmax1", 9500),),
         cost=0.65,
     ),
@@ -104,7 +104,8 @@ def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
         if of.short is None:
             result += [item(task, name, {}, 0, of) for name in OTHERS]
         else:
-            short = replace(of, steps=of.short, short=None, looks=1)
+            few = min(of.evaluated or 5 * of.short, 5 * of.short)  # else the test takes longer than the training
+            short = replace(of, steps=of.short, short=None, looks=1, evaluated=few)
             result += [item(task, name, {}, 0, short, "short") for name in SEVEN]
     return result
 
