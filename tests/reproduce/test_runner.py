@@ -1,6 +1,7 @@
 """Items are measured once: whatever is killed goes on, what cannot be measured is left out with a reason."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from fastmax.reproduce.items import BUDGETS, Item, Work, documents, slug
 from tests.reproduce.miniature import experiment
 
 
-def run(items: list[Item], out: Path) -> runner.Outcome:
-    return runner.run([experiment(items)], "quick", data=out / "none", out=out, command="it", say=lambda _: None)
+def run(items: list[Item], out: Path, say: Callable[[str], None] = lambda _: None) -> runner.Outcome:
+    return runner.run([experiment(items)], "quick", data=out / "none", out=out, command="it", say=say)
 
 
 def item(name: str, measure: Any, **settings: Any) -> Item:
@@ -71,10 +72,11 @@ def test_missing_data_and_busy_items_are_left_out(tmp_path: Path) -> None:
         item("fine", lambda _: {"threads": torch.get_num_threads()}),
     ]
     with exclusive(tmp_path / runner.WORK / "counting" / "busy"):
-        outcome = run(items, tmp_path)
+        said: list[str] = []
+        outcome = run(items, tmp_path, said.append)
     assert outcome.measured == 1
-    assert outcome.left_out["counting/absent"] == "get the data"
-    assert "in use by another run" in outcome.left_out["counting/busy"]
+    assert outcome.left_out == {"counting/absent": "get the data", "counting/busy": "Another process is measuring it."}
+    assert said[:2] == [f"{name}: left out. {reason}" for name, reason in outcome.left_out.items()]
 
 
 def test_what_comes_next_may_depend_on_what_was_found(tmp_path: Path) -> None:

@@ -97,11 +97,10 @@ def _measure(
             for entry in folder.iterdir():
                 if entry.is_dir():
                     shutil.rmtree(entry)
-    except FileNotFoundError as error:
-        outcome.left_out[_key(item)] = str(error)
-        say(f"{_key(item)}: left out. {error}")
-    except InUseError as error:
-        outcome.left_out[_key(item)] = str(error)
+    except (FileNotFoundError, InUseError) as error:
+        reason = "Another process is measuring it." if isinstance(error, InUseError) else str(error)
+        outcome.left_out[_key(item)] = reason
+        say(f"{_key(item)}: left out. {reason}")
     else:
         for path in (folder, folder.parent, folder.parent.parent):  # those that are empty now
             with suppress(OSError):
