@@ -367,6 +367,18 @@ def test_a_terminal_has_a_bar(rich: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert "second" in stream.getvalue()
 
 
+@pytest.mark.parametrize("rich", [True, False])
+def test_a_total_may_change_and_seconds_are_a_share(rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not rich:
+        monkeypatch.setattr("fastmax._progress.find_spec", lambda _: None)
+    stream = Terminal()
+    with Progress(1, "work", stream, counted=False) as bar:
+        bar.total = 8.0
+        bar.show(2.0, "part")
+    assert "25%" in stream.getvalue()
+    assert "2/" not in stream.getvalue()
+
+
 def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])

@@ -12,6 +12,9 @@ from typing import Any, TextIO
 EVERY = 10.0
 """Seconds between lines where there is no terminal."""
 
+SPEED_OVER = 1800.0
+"""Seconds over which the speed is taken that says how long it still takes: pieces may be minutes long."""
+
 PATIENCE = 3.0
 """Seconds that a user waits without a word."""
 
@@ -35,13 +38,18 @@ def waiting(what: str) -> Iterator[None]:
 
 
 class Progress:
-    """`with Progress(total) as bar: bar.step("what comes now")`."""
+    """`with Progress(total) as bar: bar.step("what comes now")`.
 
-    def __init__(self, total: int, title: str = "", stream: TextIO | None = None) -> None:
+    `total` may change while the work goes on. What nobody counts one by one, such as seconds of work, is shown as a share
+    (`counted=False`).
+    """
+
+    def __init__(self, total: float, title: str = "", stream: TextIO | None = None, *, counted: bool = True) -> None:
         self.total = total
+        self.counted = counted
         self.title = title
         self.stream = sys.stderr if stream is None else stream
-        self.done = -1
+        self.done: float = -1
         self.start = self.said = time.monotonic()
         self.label = ""
         self._stack = ExitStack()
@@ -50,7 +58,7 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if self.stream.isatty() and find_spec("rich") is not None:
-            self._bar = self._stack.enter_context(_rich_bar(self.stream))
+            self._bar = self._stack.enter_context(_rich_bar(self.stream, counted=self.counted))
             self._bar.add_task(self.title, total=self.total)
         elif not self.stream.isatty():
             threading.Thread(target=self._speak_up, daemon=True).start()
@@ -68,12 +76,13 @@ class Progress:
         """Call before each of the `total` pieces of work."""
         self.show(self.done + 1, label)
 
-    def show(self, done: int, label: str) -> None:
+    def show(self, done: float, label: str) -> None:
         """So many pieces are done."""
         self.done, self.label = done, label
         now = time.monotonic()
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, description=f"{self.title} {label}".strip())
+            description = f"{self.title} {label}".strip()
+            self._bar.update(self._bar.task_ids[0], completed=done, total=self.total, description=description)
             self._bar.refresh()
         elif self.stream.isatty():
             self._write(f"\r\x1b[K{self._line(now, label)}"[:110])
@@ -93,7 +102,7 @@ class Progress:
         done = max(self.done, 0)
         share = min(done / max(self.total, 1), 1.0)
         left = f"{(now - self.start) / share * (1 - share):,.0f} s left" if share > 0 else ""
-        parts = (self.title, f"{done:,}/{self.total:,}", label, left)
+        parts = (self.title, f"{done:,}/{self.total:,}" if self.counted else f"{share:.0%}", label, left)
         return ", ".join(part for part in parts if part)
 
     def _write(self, text: str) -> None:
@@ -101,13 +110,28 @@ class Progress:
         self.stream.flush()
 
 
-def _rich_bar(stream: TextIO) -> Any:
+def _rich_bar(stream: TextIO, *, counted: bool) -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+    done = MofNCompleteColumn() if counted else TaskProgressColumn()
+    columns = BarColumn(24), done, TimeRemainingColumn(), TextColumn("{task.description}")
     # Drawn when told, not by a thread of its own, which would disturb what is being measured.
     # What is printed meanwhile goes above the bar, unless it goes to a file.
     redirected = sys.stdout.isatty()
     console = Console(file=stream)
-    return Progress(*columns, console=console, transient=True, auto_refresh=False, redirect_stdout=redirected)
+    return Progress(
+        *columns,
+        console=console,
+        transient=True,
+        auto_refresh=False,
+        redirect_stdout=redirected,
+        speed_estimate_period=SPEED_OVER,
+    )

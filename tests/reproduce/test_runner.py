@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastmax._progress import Progress
 from fastmax.cli import main
 from fastmax.commands.reproduce import EXPERIMENTS
 from fastmax.lra.run_folder import exclusive
@@ -77,6 +78,20 @@ def test_missing_data_and_busy_items_are_left_out(tmp_path: Path) -> None:
     assert outcome.measured == 1
     assert outcome.left_out == {"counting/absent": "get the data", "counting/busy": "Another process is measuring it."}
     assert said[:2] == [f"{name}: left out. {reason}" for name, reason in outcome.left_out.items()]
+
+
+def test_what_others_measure_is_no_progress_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[float] = []
+
+    class Bar(Progress):
+        def show(self, done: float, label: str) -> None:  # noqa: ARG002
+            shown.append(done / self.total)
+
+    monkeypatch.setattr(runner, "Progress", Bar)
+    items = [replace(item(name, lambda _: {}), cost=1.0) for name in ("busy", "a", "b")]
+    with exclusive(tmp_path / runner.WORK / "counting" / "busy"):
+        run(items, tmp_path)
+    assert shown == [0.0, 0.0, 0.5]
 
 
 def test_what_comes_next_may_depend_on_what_was_found(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from fastmax.lra.run_folder import exclusive
 from fastmax.lra.schedule import learning_rate
 from fastmax.lra.tasks import Split
 
+Watch = Callable[[int, str], None]
+"""Told the number of a step and a line on it."""
 LATEST, BEST, RESULT = "checkpoint.safetensors", "best.safetensors", "result.json"
 
 
@@ -55,9 +57,11 @@ def train(
     processes: Processes | None = None,
     device: str = "auto",
     say: Callable[[str], None] = print,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Train, test the best checkpoint, write and return the result. `resume` continues if there is something to continue.
 
+    `say` hears of scores, `watch` of the steps in between, in the place of a bar of this run's own.
     A run that is refused, for its settings, its data or because another one holds the folder, writes nothing.
     """
     pace = Pace() if pace is None else pace
@@ -74,7 +78,7 @@ def train(
             splits = {name: load_split(config, name, data) for name in tasks.SPLITS}
         for name in ("val", "test"):
             batches(splits[name], config)
-        return _run(accelerator, part, model, config, splits, found, out, pace, say)
+        return _run(accelerator, part, model, config, splits, found, out, pace, say, watch)
 
 
 def _first_weights(config: RunConfig) -> nn.Module:
@@ -110,6 +114,7 @@ def _run(
     out: Path,
     pace: Pace,
     say: Callable[[str], None],
+    watch: Watch | None,
 ) -> dict[str, Any]:
     model, optimizer = accelerator.prepare(model, make_optimizer(model, config))
     position = Position()
@@ -118,11 +123,26 @@ def _run(
         position = found.position
     if accelerator.is_main_process:
         remove_partial(out)
-        with Metrics(out, position.step) as metrics:
-            position = _loop(accelerator, part, model, optimizer, splits, config, position, out, pace, metrics, say)
+        with Metrics(out, position.step) as metrics, _shown(position.step, config.train.steps, watch) as show:
+            position = _loop(
+                accelerator, part, model, optimizer, splits, config, position, out, pace, metrics, say, show
+            )
     else:
-        position = _loop(accelerator, part, model, optimizer, splits, config, position, out, pace, None, say)
+        position = _loop(accelerator, part, model, optimizer, splits, config, position, out, pace, None, say, _unheard)
     return _finish(accelerator, part, model, config, position, splits, out, say)
+
+
+@contextmanager
+def _shown(first: int, steps: int, watch: Watch | None) -> Iterator[Watch]:
+    if watch is not None:
+        yield watch
+        return
+    with Progress(steps - first, "training") as bar:
+        yield lambda step, line: bar.show(step - first, line)
+
+
+def _unheard(_step: int, _line: str) -> None:
+    """Of the processes that do not speak."""
 
 
 def _found(config: RunConfig, out: Path, resume: bool) -> checkpoint.Checkpoint | None:
@@ -156,34 +176,32 @@ def _loop(
     pace: Pace,
     metrics: Metrics | None,
     say: Callable[[str], None],
+    show: Watch,
 ) -> Position:
     steps = config.train.steps
     first, started = position.step, time.monotonic()
     model.train()
-    with Progress(steps - first, "training") as bar:
-        for step in range(first, steps):
-            loss, accuracy = _step(accelerator, part, model, optimizer, splits["train"], config, step)
-            done = step + 1
-            last = done == steps
-            if last or done % pace.log_every == 0:
-                both = accelerator.reduce(torch.stack((loss, accuracy)), "mean").tolist()
-                if not np.isfinite(both[0]):
-                    raise ValueError(f"the loss is {both[0]} at step {done}: try a smaller --lr")
-                speed = (done - first) / (time.monotonic() - started)
-                if metrics is not None:
-                    values = {"loss": both[0], "accuracy": both[1], "lr": learning_rate(config.train, step)}
-                    metrics.log(done, "train", values | {"steps_per_second": speed})
-                    bar.show(
-                        done - first, f"step {done:,}, loss {both[0]:.4f}, accuracy {both[1]:.3f}, {speed:.2f} steps/s"
-                    )
-            evaluated = last or done % config.evaluation_steps == 0
-            position = replace(position, step=done)
-            if evaluated:
-                position = _evaluate_dev(accelerator, part, model, splits["val"], config, position, out, metrics, say)
-            if evaluated or done % pace.checkpoint_every == 0:
-                held = checkpoint.collect(config, position, model, optimizer.optimizer)
-                if accelerator.is_main_process:
-                    checkpoint.save(out / LATEST, held)
+    for step in range(first, steps):
+        loss, accuracy = _step(accelerator, part, model, optimizer, splits["train"], config, step)
+        done = step + 1
+        last = done == steps
+        if last or done % pace.log_every == 0:
+            both = accelerator.reduce(torch.stack((loss, accuracy)), "mean").tolist()
+            if not np.isfinite(both[0]):
+                raise ValueError(f"the loss is {both[0]} at step {done}: try a smaller --lr")
+            speed = (done - first) / (time.monotonic() - started)
+            if metrics is not None:
+                values = {"loss": both[0], "accuracy": both[1], "lr": learning_rate(config.train, step)}
+                metrics.log(done, "train", values | {"steps_per_second": speed})
+            show(done, f"step {done:,}, loss {both[0]:.4f}, accuracy {both[1]:.3f}, {speed:.2f} steps/s")
+        evaluated = last or done % config.evaluation_steps == 0
+        position = replace(position, step=done)
+        if evaluated:
+            position = _evaluate_dev(accelerator, part, model, splits["val"], config, position, out, metrics, say)
+        if evaluated or done % pace.checkpoint_every == 0:
+            held = checkpoint.collect(config, position, model, optimizer.optimizer)
+            if accelerator.is_main_process:
+                checkpoint.save(out / LATEST, held)
     return position
 
 

@@ -150,13 +150,17 @@ def train(config: RunConfig, work: Work) -> dict[str, Any]:
     """The result of the run, and its curves: [step, loss, accuracy], of single batches in training."""
     from fastmax.lra import train as lra_train
 
-    folder = work.folder / "run"
+    folder, share = work.folder / "run", 0.0
+
+    def watch(step: int, line: str) -> None:
+        nonlocal share
+        share = step / config.train.steps
+        work.show(share, line)
 
     def say(line: str) -> None:
-        lines = read(folder)
-        work.show(lines[-1]["step"] / config.train.steps if lines else 0.0, line)
+        work.show(share, line)
 
-    result = lra_train.train(config, data=work.data, out=folder, resume=True, pace=PACE, say=say)
+    result = lra_train.train(config, data=work.data, out=folder, resume=True, pace=PACE, say=say, watch=watch)
     curves = {
         kind: [[line["step"], line["loss"], line["accuracy"]] for line in read(folder, kind)]
         for kind in ("train", "dev")

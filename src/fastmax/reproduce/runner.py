@@ -38,18 +38,19 @@ def run(
 ) -> Outcome:
     """Everything of a budget that is not in `out` yet. An item whose data is not there is left out, with the reason."""
     outcome = Outcome()
-    with Progress(1, budget) as bar:
+    with Progress(1, budget, counted=False) as bar:
         spent = 0.0
         while True:
             missing = [item for item in plan(experiments, budget, out) if _key(item) not in outcome.left_out]
             if not missing:
                 return outcome
-            ahead = sum(item.cost for item in missing)
+            bar.total = spent + sum(item.cost for item in missing)
             for item in missing:
-                bar.total = round(spent + ahead)
-                bar.show(round(spent), _key(item))
-                _measure(item, data, out, command, outcome, bar, spent, say)
-                spent, ahead = spent + item.cost, ahead - item.cost
+                bar.show(spent, _key(item))
+                if _measure(item, data, out, command, outcome, bar, spent, say):
+                    spent += item.cost
+                else:
+                    bar.total -= item.cost
 
 
 def plan(experiments: Sequence[Experiment], budget: str, out: Path) -> list[Item]:
@@ -80,16 +81,17 @@ def _measure(
     bar: Progress,
     spent: float,
     say: Callable[[str], None],
-) -> None:
+) -> bool:
+    """Whether it was measured now, and by this process."""
     folder = out / WORK / item.experiment / item.name
 
     def show(share: float, label: str) -> None:
-        bar.show(round(spent + share * item.cost), f"{_key(item)} {label}")
+        bar.show(spent + share * item.cost, f"{_key(item)} {label}")
 
     try:
         with exclusive(folder):
             if found(item, out) is not None:  # another process has just done it
-                return
+                return False
             start = perf_counter()
             with _threads(item.threads):
                 result = item.measure(Work(data, folder, show))
@@ -101,12 +103,13 @@ def _measure(
         reason = "Another process is measuring it." if isinstance(error, InUseError) else str(error)
         outcome.left_out[_key(item)] = reason
         say(f"{_key(item)}: left out. {reason}")
-    else:
-        for path in (folder, folder.parent, folder.parent.parent):  # those that are empty now
-            with suppress(OSError):
-                path.rmdir()
-        outcome.measured += 1
-        say(f"{_key(item)}: {document['seconds']:,.0f} s")
+        return False
+    for path in (folder, folder.parent, folder.parent.parent):  # those that are empty now
+        with suppress(OSError):
+            path.rmdir()
+    outcome.measured += 1
+    say(f"{_key(item)}: {document['seconds']:,.0f} s")
+    return True
 
 
 @contextmanager
