@@ -173,8 +173,8 @@ def test_two_processes_train_as_one(tmp_path: Path, attention: str, killed: bool
             time.sleep(0.002)
         for process in both:
             process.send_signal(signal.SIGKILL)
-            process.communicate()
-        assert (two / LATEST).exists()
+        ended = [process.communicate() for process in both]
+        assert (two / LATEST).exists(), ended
         arguments.append("--resume")
     said = [finish(process) for process in _pair(*arguments, *more, "--out", str(two))]
     assert "test loss" in said[0]
