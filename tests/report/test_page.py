@@ -216,6 +216,16 @@ def test_softmax_that_goes_on_alone_is_no_comparison() -> None:
     assert lra_time.claim(Table("t", "", (), tuple(rows))).verdict == OPEN
 
 
+def test_what_ended_early_and_behind_is_not_said_to_be_faster() -> None:
+    def claimed(late: float) -> Claim:
+        rows = [("text", "fastmax2", 1.0, 10, 60.0, 10, 60.0, 3.0), ("text", "softmax", 2.0, 5, 50.0, 10, late, 3.0)]
+        return lra_time.claim(Table("t", "", (), tuple(rows)))
+
+    assert claimed(62.0).verdict == "holds"
+    assert claimed(70.0).verdict == "holds in part"
+    assert claimed(70.0).evidence.endswith("in the end: text: fastmax2 60.0 %, softmax 70.0 %.")
+
+
 def test_means_are_over_tasks_that_an_attention_has_all_of() -> None:
     runs = [trained("text", "softmax", 0.6), trained("image", "softmax", 0.3), trained("text", "linear", 0.5)]
     table = lra.accuracies(runs, "a", "")
