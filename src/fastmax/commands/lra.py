@@ -1,10 +1,11 @@
 """`fastmax lra train | eval | sweep`: the parsers are made from the settings of a run."""
 
 import argparse
+import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     _add_run(one)
     add_arguments(one, Processes)
     one.add_argument("--resume", action="store_true", help="continue the run in --out")
-    one.set_defaults(run=_train, torch=True, stopped="stopped; run it again with --resume to go on")
+    one.set_defaults(run=_parting(_train), torch=True, stopped="stopped; run it again with --resume to go on")
     grid = command(
         commands,
         "sweep",
@@ -71,7 +72,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         examples=["fastmax lra sweep --tasks listops image --attentions softmax fastmax2 --seeds 0 1 --steps 1000"],
     )
     _add_run(grid, {"task": tasks.names(), "attention": SEVEN, "seed": (0,)})
-    grid.set_defaults(run=_sweep, torch=True, stopped="stopped; run it again to go on")
+    grid.set_defaults(run=_parting(_sweep), torch=True, stopped="stopped; run it again to go on")
     score = command(
         commands,
         "eval",
@@ -86,7 +87,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     )
     for kind in (Evaluation, DataFolder, Threads, Device, Printing):
         add_arguments(score, kind)
-    score.set_defaults(run=_eval, torch=True)
+    score.set_defaults(run=_parting(_eval), torch=True)
 
 
 def _add_run(parser: Parser, many: dict[str, Any] | None = None) -> None:
@@ -125,7 +126,6 @@ def _train(options: argparse.Namespace) -> None:
     )
     if is_main_process():
         print_result(options, result, lambda _: f"written to {out}")
-    _part()
 
 
 def _sweep(options: argparse.Namespace) -> None:
@@ -146,7 +146,6 @@ def _sweep(options: argparse.Namespace) -> None:
     )
     if is_main_process():
         print_result(options, found, report.accuracies)
-    _part()
 
 
 def _eval(options: argparse.Namespace) -> None:
@@ -170,7 +169,6 @@ def _eval(options: argparse.Namespace) -> None:
         what = f"{held.config.task}, {held.config.attention}, step {held.position.step:,}, {options.split}"
         text = f"{what}: loss {score.loss:.4f}, accuracy {score.accuracy:.4f} ({score.examples:,} examples)"
         print_result(options, score._asdict(), lambda _: text)
-    _part()
 
 
 def _prepare(options: argparse.Namespace) -> Path:
@@ -194,9 +192,17 @@ def _config(options: argparse.Namespace, task: str, attention: str, seed: int) -
     return configure(**changes)
 
 
-def _part() -> None:
-    """Ends what joins the processes: its threads, if they still run when the interpreter exits, abort it."""
-    from torch import distributed
+def _parting(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
+    """`run`, and then the end of what joins the processes: its threads, if they still run when the interpreter exits, can
+    abort it."""
 
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
+    @wraps(run)
+    def whole(options: argparse.Namespace) -> None:
+        run(options)
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            gc.collect()  # models that were wrapped to share gradients are in cycles, and hold the group
+            distributed.destroy_process_group()
+
+    return whole
