@@ -155,17 +155,34 @@ def test_equal_time_counts_steps_by_what_they_cost(results: Path, sections: list
         most = 60 if name == "fastmax1" else 40  # it has a longer run
         assert rows[name][2] == pytest.approx(best[kernel] / best["fastmax2"])
         assert rows[name][3] == pytest.approx(min(40, 40 * best["fastmax2"] / best[kernel]))
-        assert rows[name][5] == pytest.approx(min(most, 40 * best["softmax"] / best[kernel]))
-        assert rows[name][7] == pytest.approx(200 * (0.5 / 16) ** 0.5), "16 examples are tested"
+        assert rows[name][6] == pytest.approx(min(most, 40 * best["softmax"] / best[kernel]))
+        assert rows[name][8] == pytest.approx(200 * (0.5 / 16) ** 0.5), "16 examples are tested"
     curve = {
         (d["settings"]["attention"], d["settings"]["steps"]): d["result"]["curves"]["dev"]
         for d in every(results) if d["experiment"] == "lra"
     }  # fmt: skip
-    for name, steps, early, late in (("fastmax2", 40, 4, None), ("softmax", 40, None, 6), ("fastmax1", 60, None, 6)):
+    for name, steps, early, late in (("fastmax2", 40, 4, None), ("softmax", 40, None, 7), ("fastmax1", 60, None, 7)):
         for column in (early, late):
             if column is not None:
                 seen = [100 * p[2] for p in curve[name, steps] if p[0] <= rows[name][column - 1]]
                 assert rows[name][column] == max(seen, default=None)
+
+
+def test_equal_time_shows_the_look_before_and_the_one_after() -> None:
+    def run(attention: str, looks: list[tuple[int, float]]) -> dict[str, Any]:
+        settings = {"task": "text", "attention": attention, "seed": 0, "steps": 100, "batch": 16, "length": 64}
+        curves = {"dev": [[step, 0.5, accuracy] for step, accuracy in looks], "train": []}
+        return {"settings": settings, "result": {"curves": curves, "test": {"examples": 100}}}
+
+    timed = {"task": "text", "batch": 16, "length": 64, "group_lengths": None, "attention_dropout": None}
+    pace = {"settings": timed, "result": {"seconds": {"fastmax2": {"best": 1.0}, "softmax": {"best": 2.5}}}}
+    runs = [run("fastmax2", [(50, 0.55), (100, 0.6)]), run("softmax", [(25, 0.5), (50, 0.59), (100, 0.63)])]
+    table = lra_time.table(runs, [], [pace])
+    assert table is not None
+    rows = {row[1]: row for row in table.rows}
+    assert rows["softmax"][3:8] == pytest.approx((40, 50.0, 59.0, 100, 63.0))
+    assert rows["fastmax2"][3:8] == pytest.approx((100, 60.0, 60.0, 100, 60.0))
+    assert "softmax 50.0 % (at its next look 59.0)" in lra_time.claim(table).evidence
 
 
 def test_accuracy_against_the_clock(results: Path, sections: list[Section]) -> None:
@@ -190,14 +207,22 @@ def test_accuracy_against_the_clock(results: Path, sections: list[Section]) -> N
         assert one.dashed is (one.label != name)
 
 
+def timed(task: str, name: str, early: float | None, late: float, steps: int = 10) -> lra_time.Row:
+    return lra_time.Row(task, name, 1.0, 10, early, early, steps, late, 3.0)
+
+
+def judged(*rows: lra_time.Row) -> Claim:
+    return lra_time.claim(Table("t", "", (), rows))
+
+
 def test_equal_time_is_judged_beyond_noise() -> None:
     def verdict(*pairs: tuple[float | None, float | None], late: tuple[float, float] = (50.0, 50.0)) -> str:
         """Accuracies of Fastmax and of softmax in a task each; `late` are those after longer runs of Fastmax."""
         rows = []
         for task, (ours, theirs) in zip(("text", "retrieval"), pairs, strict=False):
-            rows += [(task, name, 1.0, 10, ours, 20, late[0], 3.0) for name in ("fastmax1", "fastmax2")]
-            rows += [(task, name, 1.0, 10, theirs, 10, late[1], 3.0) for name in ("softmax", "softmax, plain formula")]
-        return lra_time.claim(Table("t", "", (), tuple(rows))).verdict
+            rows += [timed(task, name, ours, late[0], steps=20) for name in ("fastmax1", "fastmax2")]
+            rows += [timed(task, name, theirs, late[1]) for name in ("softmax", "softmax, plain formula")]
+        return judged(*rows).verdict
 
     assert verdict((60.0, 50.0)) == verdict((60.0, None), (50.5, 50.0)) == "holds"
     assert verdict((50.5, 50.0), (50.0, 50.5)) == OPEN
@@ -208,18 +233,21 @@ def test_equal_time_is_judged_beyond_noise() -> None:
     assert verdict((60.0, 50.0), late=(60.0, 65.0)) == "holds in part"
 
 
+def test_softmax_has_what_it_had_at_its_next_look() -> None:
+    softmax = timed("text", "softmax", 50.0, 60.0)
+    fastmax = timed("text", "fastmax2", 60.0, 60.0)
+    assert judged(fastmax, softmax).verdict == "holds"
+    assert judged(fastmax, softmax._replace(early_next=58.0)).verdict == OPEN
+    assert judged(fastmax, softmax._replace(early=None, early_next=58.0)).verdict == OPEN
+
+
 def test_softmax_that_goes_on_alone_is_no_comparison() -> None:
-    rows = [
-        (*of, 1.0, 10, 55.0, 10, accuracy, 3.0)
-        for of, accuracy in ((("text", "fastmax2"), 55.0), (("text", "softmax"), 70.0))
-    ]
-    assert lra_time.claim(Table("t", "", (), tuple(rows))).verdict == OPEN
+    assert judged(timed("text", "fastmax2", 55.0, 55.0), timed("text", "softmax", 55.0, 70.0)).verdict == OPEN
 
 
 def test_what_ended_early_and_behind_is_not_said_to_be_faster() -> None:
     def claimed(late: float) -> Claim:
-        rows = [("text", "fastmax2", 1.0, 10, 60.0, 10, 60.0, 3.0), ("text", "softmax", 2.0, 5, 50.0, 10, late, 3.0)]
-        return lra_time.claim(Table("t", "", (), tuple(rows)))
+        return judged(timed("text", "fastmax2", 60.0, 60.0), timed("text", "softmax", 50.0, late))
 
     assert claimed(62.0).verdict == "holds"
     assert claimed(70.0).verdict == "holds in part"
