@@ -140,12 +140,9 @@ def _chart(chart: Chart, svg: str) -> str:
 
 
 def _finding(one: Finding) -> str:
-    sign = (
-        ""
-        if not one.verdict
-        else f'<span class="verdict">{SIGNS[one.verdict]} the paper\'s claim {escape(one.verdict)}</span> '
-    )
-    return f'<p class="finding {CLASSES.get(one.verdict, "")}">{sign}{escape(_sentence(one.text))}</p>'
+    says = f'<span class="says">The paper: {escape(one.says)}</span> ' if one.says else ""
+    sign = f'<span class="verdict">{SIGNS[one.verdict]} {escape(one.verdict)}</span> ' if one.verdict else ""
+    return f'<p class="finding {CLASSES.get(one.verdict, "")}">{says}{sign}{escape(_sentence(one.text))}</p>'
 
 
 def _sentence(text: str) -> str:

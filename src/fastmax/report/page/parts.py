@@ -69,10 +69,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence under figures: what they show and, if the paper says something of it, whether they agree with it."""
+    """A sentence under figures: what they show and, if the paper says something of it, what it says and whether they agree."""
 
     text: str
     verdict: str = ""
+    says: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,11 @@ class Claim:
     says: str
     verdict: str
     evidence: str
+
+    @property
+    def finding(self) -> Finding:
+        """The same, to stand under the figures that it rests on."""
+        return Finding(self.evidence, self.verdict, self.says)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from fastmax.report.page.parts import (
     Block,
     Chart,
     Claim,
-    Finding,
     Section,
     Series,
     Table,
@@ -37,7 +36,7 @@ def section(results: Results) -> Section:
     rates = sorted({d["settings"]["rate"] for d in documents} - {0.0})
     charts = tuple(chart(documents, rate) for rate in rates)
     claims = claims_of(table)
-    findings = tuple(Finding(claim.evidence, claim.verdict) for claim in claims)
+    findings = tuple(claim.finding for claim in claims)
     return Section(NAME, TITLE, intro, (Block("", charts, findings, (table,)),), claims, _headline(table))
 
 

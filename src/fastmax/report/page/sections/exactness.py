@@ -87,9 +87,7 @@ def _bound(document: Document) -> Block:
         True,
         2,
     )
-    return Block(
-        "The gradient bound", (chart,), (Finding(_bound_claim(document).evidence, _bound_claim(document).verdict),)
-    )
+    return Block("The gradient bound", (chart,), (_bound_claim(document).finding,))
 
 
 def _bound_claim(document: Document) -> Claim:
@@ -116,7 +114,7 @@ def _negative(document: Document) -> Block:
         ("", "", "", ".2f", ".2f", ".2f"),
     )  # fmt: skip
     claim = _negative_claim(document)
-    return Block("Negative weights", (), (Finding(claim.evidence, claim.verdict),), (table,))
+    return Block("Negative weights", (), (claim.finding,), (table,))
 
 
 def _negative_claim(document: Document) -> Claim:
@@ -144,7 +142,7 @@ def _saved(document: Document) -> Block:
     title = f"Bytes kept from forward for backward, one head of {rows[0]['head_dim']}, order 2"
     table = Table("exactness-saved", title, columns, tuple(lines), (",", "", ",.0f", ",.0f", ".1f"))
     claim = _saved_claim(document)
-    return Block("Memory of the gradient", (), (Finding(claim.evidence, claim.verdict),), (table,))
+    return Block("Memory of the gradient", (), (claim.finding,), (table,))
 
 
 def _saved_claim(document: Document) -> Claim:

@@ -61,14 +61,14 @@ def section(results: Results) -> Section:
         Block(
             "Test accuracy",
             (),
-            (Finding(equal.evidence, equal.verdict), *guessing(every), Finding(paper.WARNING)),
+            (equal.finding, *guessing(every), Finding(paper.WARNING)),
             (*tables, budgets(every)),
         ),
-        Block("Training loss against steps", tuple(charts(documents)), (Finding(by_steps.evidence, by_steps.verdict),)),
+        Block("Training loss against steps", tuple(charts(documents)), (by_steps.finding,)),
     ]
     if time is not None:
         accuracy = tuple(lra_time.charts(documents, longer, pace))
-        finding = Finding(by_clock.evidence, by_clock.verdict)
+        finding = by_clock.finding
         blocks.append(Block("Accuracy against wall clock", accuracy, (finding,), (time,)))
         again = Finding("The training losses once more, every step at the pace of its own attention.")
         blocks.append(Block("Training loss against wall clock", tuple(charts(documents, pace)), (again,)))

@@ -12,7 +12,6 @@ from fastmax.report.page.parts import (
     Block,
     Chart,
     Claim,
-    Finding,
     Section,
     Series,
     Table,
@@ -46,7 +45,7 @@ def section(results: Results) -> Section:
     table = learned(documents)
     charts = tuple(chart(found, data) for data, found in group(documents, data_of).items())
     local, learns = claims_of(table)
-    findings = (Finding(local.evidence, local.verdict), Finding(learns.evidence, learns.verdict))
+    findings = (local.finding, learns.finding)
     blocks = (Block("Locality of every head", charts, findings, (table, heads(documents))),)
     return Section(NAME, TITLE, intro, blocks, (local, learns), f"maps: {learns.evidence}", explorer(documents))
 
