@@ -69,7 +69,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence under figures: what they show and, if the paper says something of it, what it says and whether they agree."""
+    """A sentence under figures: what they show and, if the paper says something of it, what that is and whether they agree."""
 
     text: str
     verdict: str = ""
