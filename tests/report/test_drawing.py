@@ -1,5 +1,7 @@
 """Charts: what is drawn of a series."""
 
+import re
+
 from matplotlib.figure import Figure
 
 from fastmax.report.page import drawing
@@ -25,3 +27,17 @@ def test_circles_have_their_names_beside_them() -> None:
     assert [svg.count(f">{name}<") for name in ("softmax", "fastmax2")] == [1, 1]
     assert "legend" not in svg
     assert ">10<" in svg
+
+
+def test_ids_in_the_page_are_those_of_the_chart() -> None:
+    """Two charts stand in one page, and both have a figure_1; what refers to an id goes with it."""
+    svg = drawing.draw(Chart("a", "a", "x", "y", (Series("softmax", (1.0, 2.0), (1.0, 2.0)),)))[0]
+    shown = [drawing.for_page(svg, name) for name in ("first", "second, with spaces")]
+    ids = [set(re.findall(r'\sid="([^"]*)"', one)) for one in shown]
+    assert "first-figure_1" in ids[0]
+    assert "second-with-spaces-figure_1" in ids[1]
+    assert not ids[0] & ids[1]
+    for one, own in zip(shown, ids, strict=True):
+        used = set(re.findall(r'(?:url\(|href=")#([^)"]*)', one))
+        assert used
+        assert used <= own

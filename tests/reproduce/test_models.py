@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fastmax import attention_matrix
-from fastmax.reproduce import images, language, texts
-from fastmax.reproduce.language_model import LanguageRun, fit, windows
+from fastmax.reproduce import images, language, maps, texts
+from fastmax.reproduce.language_model import LanguageRun, fit, held_out, loss_of, spread, windows
 from fastmax.reproduce.language_model import language as measure_language
 from fastmax.reproduce.locality import locality
 from fastmax.reproduce.recall import RecallRun, examples, recall
@@ -39,6 +39,18 @@ def test_language_from_a_seed_alone(attention: str) -> None:
     assert first["val_loss"] == second["val_loss"]
     assert first["bits_per_character"] == pytest.approx(first["val_loss"] / 0.6931, rel=1e-3)
     assert (first["reach"] is None) == (ATTENTIONS[attention]["decay"] is None)
+
+
+def test_every_window_of_the_validation_text_counts_alike() -> None:
+    """33 of them: the last part of 32 has one."""
+    text = texts.load("listops", Path("nowhere"))
+    run = replace(RUN, attention="softmax", validation=33 * RUN.tokens)
+    model, _ = fit(run, text, never)
+    held = windows(text.val, spread(text.val, run), run.tokens)
+    assert len(held) == 33
+    with torch.no_grad():
+        losses = [loss_of(model(one[None, :-1]), one[None]).item() for one in held]
+    assert held_out(run, model, text)["val_loss"] == pytest.approx(sum(losses) / 33, rel=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear", "performer", "fastmax1", "fastmax2", "fastmax2, gated"])
@@ -95,6 +107,18 @@ def test_maps_of_images_are_those_of_the_attention(name: str) -> None:
     for one in maps:
         torch.testing.assert_close(one.sum(-1), torch.ones(3, 2, TOKENS))
         assert (one >= -1e-6).all()
+
+
+def test_maps_are_of_both_scales() -> None:
+    """1 in the paper, else 1 / sqrt(D); maps of a larger one are less even."""
+    found = {}
+    for name in ("fastmax2", "fastmax2, paper's scale"):
+        torch.manual_seed(0)
+        model = VisionModel(name, VisionConfig(layers=1, dim=32, heads=2, mlp=16))
+        found[name] = vision_maps(model, torch.randint(256, (3, 28, 28), dtype=torch.uint8))[0].amax(-1).mean()
+    assert found["fastmax2, paper's scale"] > 1.5 * found["fastmax2"]
+    assert set(maps.ATTENTIONS) <= set(MODELS)
+    assert set(maps.ATTENTIONS) <= set(ATTENTIONS)
 
 
 def test_maps_of_text_are_those_of_the_layer() -> None:

@@ -12,6 +12,7 @@ import torch
 from fastmax._progress import Progress
 from fastmax.cli import main
 from fastmax.commands.reproduce import EXPERIMENTS
+from fastmax.data.files import MissingDataError
 from fastmax.lra.run_folder import exclusive
 from fastmax.reproduce import experiments, lra, runner
 from fastmax.reproduce.items import BUDGETS, Item, Work, documents, slug
@@ -65,7 +66,7 @@ def test_other_settings_are_another_measurement(tmp_path: Path) -> None:
 
 def test_missing_data_and_busy_items_are_left_out(tmp_path: Path) -> None:
     def absent(_: Work) -> dict[str, Any]:
-        raise FileNotFoundError("get the data")
+        raise MissingDataError("get the data")
 
     items = [
         item("absent", absent),

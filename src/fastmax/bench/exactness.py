@@ -55,37 +55,57 @@ def _relative(x: Tensor, oracle: Tensor) -> float:
     return float((x.double() - oracle).norm() / oracle.norm())
 
 
-def gradient_bound(tokens: Sequence[int], seed: int) -> list[dict[str, Any]]:
-    """The largest |d o_ij / d s_il| over the largest |v| that was found, at order 2, and the bounds.
+def gradient_bound(tokens: Sequence[int], seed: int, head_dim: int) -> list[dict[str, Any]]:
+    """The gradients d o_ij / d s_il that were found at order 2, over the largest |v_j|: their size and range, and the bounds.
 
-    "premise": s drawn from [0, 1], as the paper assumes; there its bound, 10 / (2N + 3), and the sharper 8 / (2N + 3) hold.
-    "as computed": s = q̂ . k̂ of standardized Gaussian tokens, which lies in [-D, D].
+    "0 <= s <= 1" is what the paper assumes; there its bound, 10 / (2N + 3), and the sharper 8 / (2N + 3) hold. As it is
+    computed, s = q̂ . k̂ lies in [-D, D]. Cases are "drawn", or "worst": what a search over s found, with the worst v.
     """
-    rows = []
-    for n in tokens:
-        generator = torch.Generator().manual_seed(seed)
-        v = torch.randn(n, HEAD_DIM, generator=generator, dtype=torch.float64)
-        q, k = (torch.randn(n, HEAD_DIM, generator=generator, dtype=torch.float64) for _ in range(2))
-        one_large = torch.zeros(n, n, dtype=torch.float64)
-        one_large[:, 0] = 1  # a single similar key is the worst case of the premise
-        cases = {
-            "premise, uniform": torch.rand(n, n, generator=generator, dtype=torch.float64),
-            "premise, worst": one_large,
-            "as computed": normalized(q, "standardize") @ normalized(k, "standardize").T,
-        }
-        found = {name: _largest(s, v) for name, s in cases.items()}
-        rows.append({"tokens": n, "largest": found, "paper": 10 / (2 * n + 3), "sharp": 8 / (2 * n + 3)})
-    return rows
+    return [_gradients(n, seed, head_dim) for n in tokens]
 
 
-def _largest(s: Tensor, v: Tensor) -> float:
-    """Equation [16]: (1 + s_il) / g_i times (v_lj - o_ij), for every i, l and j."""
+def _gradients(n: int, seed: int, head_dim: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    v, q, k = (torch.randn(n, head_dim, generator=generator, dtype=torch.float64) for _ in range(3))
+    drawn = torch.rand(n, n, generator=generator, dtype=torch.float64)
+    against = -torch.ones(n, 2, dtype=torch.float64)  # the first key at one end of the values, all others at the other
+    against[0] = 1
+    against[:, 1] *= -1
+    ranges = {
+        "0 <= s <= 1, drawn": _range(drawn, v),
+        "0 <= s <= 1, worst": _range(_one_against_all(n, 0, 1), against),
+        "-D <= s <= D, drawn": _range(normalized(q, "standardize") @ normalized(k, "standardize").T, v),
+        "-D <= s <= D, worst": _range(_one_against_all(n, -head_dim, head_dim), against),
+    }
+    return {
+        "tokens": n,
+        "largest": {name: max(-least, most) for name, (least, most) in ranges.items()},
+        "least": {name: least for name, (least, _) in ranges.items()},
+        "most": {name: most for name, (_, most) in ranges.items()},
+        "paper": 10 / (2 * n + 3),
+        "sharp": 8 / (2 * n + 3),
+    }
+
+
+def _one_against_all(n: int, low: float, high: float) -> Tensor:
+    """Queries, one a row, that see the first key at any s of the range and all others at one s: these count by the sum of
+    their f alone, which is least at -1, and at 0 for s of one sign."""
+    first = torch.linspace(low, high, 1025, dtype=torch.float64)
+    others = [s for s in sorted({low, -1.0, 0.0, high}) if low <= s <= high]
+    s = torch.tensor(others, dtype=torch.float64).repeat_interleave(len(first))[:, None].repeat(1, n)
+    s[:, 0] = first.repeat(len(others))
+    return s
+
+
+def _range(s: Tensor, v: Tensor) -> tuple[float, float]:
+    """The least and the most of equation [15], (1 + s_il) / g_i times (v_lj - o_ij), for every i, l and j."""
+    v = v / v.abs().amax(0)
     f = similarity(s, 2)
     g = f.sum(-1, keepdim=True)
     o = f @ v / g
-    factor = ((1 + s) / g).abs()
-    largest = max(float((factor * (v[:, j] - o[:, j, None]).abs()).max()) for j in range(v.shape[1]))
-    return largest / float(v.abs().max())
+    factor = (1 + s) / g
+    ends = [(factor * (v[:, j] - o[:, j, None])).aminmax() for j in range(v.shape[1])]
+    return min(float(low) for low, _ in ends), max(float(high) for _, high in ends)
 
 
 def negative_weights(seed: int, tokens: int = 64) -> list[dict[str, Any]]:

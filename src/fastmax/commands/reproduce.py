@@ -10,12 +10,12 @@ from fastmax.commands.extras import need
 from fastmax.commands.parser import Parser, command
 from fastmax.commands.paths import new_folder
 from fastmax.commands.shared import DataFolder, Threads, data_folder, set_threads
+from fastmax.reproduce.items import BUDGETS
 
 EXPERIMENTS = (
     "exactness", "scaling", "maps", "dropout", "language", "recall", "lra-speed", "lra-pace", "lra", "lra-settings",
 )  # fmt: skip
 """Those of `fastmax.reproduce.experiments`, named here so that help and wrong arguments need no torch."""
-BUDGETS = ("quick", "cpu", "full")
 
 
 @dataclass(frozen=True)

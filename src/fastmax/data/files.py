@@ -9,6 +9,10 @@ RELEASE = "https://storage.googleapis.com/long-range-arena/lra_release.gz"
 _INSIDE = (".", "lra_release", "lra_release/lra_release")
 
 
+class MissingDataError(FileNotFoundError):
+    """The user has to get the data: what else is not there is a defect."""
+
+
 def default_folder() -> Path:
     """The user's cache folder."""
     return Path.home() / ".cache" / "fastmax"
@@ -37,8 +41,8 @@ def inside(task: str, folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
     return tuple(paths.values())
 
 
-def missing(task: str, data: Path, names: Iterable[str], have: str = "") -> FileNotFoundError:
-    return FileNotFoundError(
+def missing(task: str, data: Path, names: Iterable[str], have: str = "") -> "MissingDataError":
+    return MissingDataError(
         f"{task}: {data} lacks {' or '.join(names)}{have}. `fastmax data get {task}` fetches the data or says where it is"
     )
 

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from fastmax import _tensor_file
 from fastmax.lra.run import RunConfig
+from fastmax.lra.run_folder import OtherRunError
 
 FORMAT = "fastmax.lra"
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -96,9 +97,9 @@ def load(path: Path) -> Checkpoint:
 
 
 def load_for(path: Path, config: RunConfig) -> Checkpoint:
-    """The checkpoint of this very run; ValueError if it is of another, saying in what they differ."""
+    """The checkpoint of this very run; OtherRunError if it is of another, saying in what they differ."""
     checkpoint = load(path)
     different = checkpoint.config.differences(config)
     if different:
-        raise ValueError(f"{path} is a checkpoint of another run; it has {'; '.join(different)}")
+        raise OtherRunError(f"{path} is a checkpoint of another run; it has {'; '.join(different)}")
     return checkpoint

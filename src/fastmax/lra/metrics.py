@@ -14,6 +14,14 @@ from fastmax._atomic_file import write_whole
 FILE = "metrics.jsonl"
 
 
+class DivergedError(ValueError):
+    """The loss of a training is not finite. `what` is the message without the advice."""
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        super().__init__(f"{what}: {advice}" if advice else what)
+        self.what = what
+
+
 class Metrics:
     """`with Metrics(folder, step) as metrics: metrics.log(step, kind, values)`. `step` is where the run begins."""
 

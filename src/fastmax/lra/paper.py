@@ -17,7 +17,12 @@ def accuracy(attention: str, task: str) -> float | None:
     return tasks.module(task).PAPER.accuracy.get(_SAME.get(attention, attention))
 
 
+def speed(attention: str, task: str) -> float | None:
+    """Steps per second, on the paper's GPU."""
+    return tasks.module(task).PAPER.steps_per_second.get(attention)
+
+
 def speed_ratio(attention: str, task: str) -> float | None:
     """Steps per second over those of vanilla."""
-    speeds = tasks.module(task).PAPER.steps_per_second
-    return speeds[attention] / speeds["vanilla"] if attention in speeds else None
+    own, vanilla = speed(attention, task), speed("vanilla", task)
+    return None if own is None or vanilla is None else own / vanilla

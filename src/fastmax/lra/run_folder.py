@@ -1,15 +1,22 @@
 """The folder of a run, for one process group at a time: locked by the system, which frees it whenever the holder dies."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOCK = ".lock"
+TRIES = 100
+"""To make a folder and lock it, while others that end remove it in between."""
 
 
 class InUseError(ValueError):
     """Another process holds the folder."""
+
+
+class OtherRunError(ValueError):
+    """What is in the folder belongs to a run with other settings."""
 
 
 @contextmanager
@@ -18,9 +25,9 @@ def exclusive(folder: Path) -> Iterator[None]:
 
     InUseError if another process holds it.
     """
-    made = _make(folder)
+    made: set[Path] = set()
     try:
-        lock = _lock(folder)
+        lock = _hold(folder, made)
         try:
             yield
         finally:
@@ -28,16 +35,32 @@ def exclusive(folder: Path) -> Iterator[None]:
             (folder / LOCK).unlink(missing_ok=True)
             os.close(lock)
     finally:
-        for path in made:
+        for path in sorted(made, reverse=True):  # the innermost first
             with suppress(OSError):
                 path.rmdir()
 
 
-def _make(folder: Path) -> list[Path]:
-    """The folders that had to be made, the innermost first."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
+def clear(folder: Path) -> None:
+    """Removes all that is in a folder which this process holds."""
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK:
+            entry.unlink()
+
+
+def _hold(folder: Path, made: set[Path]) -> int:
+    """The lock. The folders that had to be made go to `made`, whatever happens."""
+    tries = 0
+    while True:
+        tries += 1
+        made |= {path for path in (folder, *folder.parents) if not path.exists()}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return _lock(folder)
+        except FileNotFoundError:  # another process, at its end, removed what it had made
+            if tries == TRIES:
+                raise
 
 
 def _lock(folder: Path) -> int:
@@ -55,8 +78,9 @@ def _lock(folder: Path) -> int:
                 f"{folder} is in use by another run (process {holder}): wait for its end, or give another --out"
             ) from None
         # a run that just ended may have removed the file between our opening and locking it
-        if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
-            os.ftruncate(file, 0)
-            os.pwrite(file, str(os.getpid()).encode(), 0)
-            return file
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file), path.stat()):
+                os.ftruncate(file, 0)
+                os.pwrite(file, str(os.getpid()).encode(), 0)
+                return file
         os.close(file)

@@ -20,7 +20,7 @@ from fastmax.lra.batches import check_shards, shard, take, training_rows
 from fastmax.lra.checkpoint import Position
 from fastmax.lra.config import Pace, Processes
 from fastmax.lra.evaluate import batches, evaluate, load_split
-from fastmax.lra.metrics import Metrics
+from fastmax.lra.metrics import DivergedError, Metrics
 from fastmax.lra.processes import Share, share
 from fastmax.lra.run import RunConfig
 from fastmax.lra.run_folder import exclusive
@@ -188,7 +188,7 @@ def _loop(
         if last or done % pace.log_every == 0:
             both = accelerator.reduce(torch.stack((loss, accuracy)), "mean").tolist()
             if not np.isfinite(both[0]):
-                raise ValueError(f"the loss is {both[0]} at step {done}: try a smaller --lr")
+                raise DivergedError(f"the loss is {both[0]} at step {done}", "try a smaller --lr")
             speed = (done - first) / (time.monotonic() - started)
             if metrics is not None:
                 values = {"loss": both[0], "accuracy": both[1], "lr": learning_rate(config.train, step)}

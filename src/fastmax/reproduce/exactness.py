@@ -26,7 +26,12 @@ def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
             lambda: bench.errors(tokens, SEED),
             4,
         ),
-        _item("gradient-bound", {"tokens": BOUND_TOKENS}, lambda: bench.gradient_bound(BOUND_TOKENS, SEED), 2),
+        _item(
+            "gradient-bound",
+            {"tokens": BOUND_TOKENS, "head_dim": bench.HEAD_DIM, "cases": ["drawn", "worst"]},
+            lambda: bench.gradient_bound(BOUND_TOKENS, SEED, bench.HEAD_DIM),
+            2,
+        ),
         _item("negative-weights", {"tokens": 64}, lambda: bench.negative_weights(SEED), 1),
         _item("saved-memory", {"tokens": saved, "head_dim": 32}, lambda: bench.saved_memory(saved, 32), 2),
     ]

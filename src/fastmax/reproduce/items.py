@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fastmax._atomic_file import write_whole
+from fastmax.lra.metrics import DivergedError
 
 BUDGETS = ("quick", "cpu", "full")
 Document = dict[str, Any]
-"""What a file holds: experiment, name, settings, result, seconds, machine."""
+"""What a file holds: experiment, name, settings, result, seconds, machine. The seconds are all that were spent on it: where a
+killed item went on, also those before the kill, and those on steps that the kill lost and that were made again."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def documents(experiment: str, out: Path) -> list[Document]:
 
 
 def write(item: Item, out: Path, result: dict[str, Any], seconds: float, machine: dict[str, Any]) -> Document:
-    """Whole or not at all."""
+    """Whole or not at all; DivergedError if a number of the result is not finite."""
     document = {
         "experiment": item.experiment,
         "name": item.name,
@@ -86,9 +88,13 @@ def write(item: Item, out: Path, result: dict[str, Any], seconds: float, machine
         "seconds": round(seconds, 1),
         "machine": machine,
     }
+    try:
+        text = json.dumps(document, indent=1, allow_nan=False)
+    except ValueError as error:
+        raise DivergedError("the result has numbers that are not finite") from error
     path = item.path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
+    write_whole(path, f"{text}\n".encode())
     return document
 
 

@@ -57,8 +57,7 @@ def fit(
 def held_out(run: LanguageRun, model: FastmaxLM, text: Text) -> dict[str, float]:
     """Loss on the validation text, in nats and in bits per character."""
     held = windows(text.val, spread(text.val, run), run.tokens)
-    losses = [loss_of(model(part[:, :-1]), part).item() for part in torch.split(held, 32)]
-    value = sum(losses) / len(losses)
+    value = sum(loss_of(model(part[:, :-1]), part).item() * len(part) for part in torch.split(held, 32)) / len(held)
     return {"val_loss": value, "bits_per_character": value / log(2)}
 
 

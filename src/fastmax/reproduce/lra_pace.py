@@ -14,6 +14,7 @@ from fastmax.bench.measure import interleave, seconds
 from fastmax.lra.batches import Batch, take, training_rows
 from fastmax.lra.evaluate import load_split
 from fastmax.lra.run import RunConfig
+from fastmax.lra.tasks import Split
 from fastmax.lra.train import make_optimizer
 from fastmax.reproduce.items import Document, Item, Work
 from fastmax.reproduce.lra import TASKS, TaskBudget, make_config
@@ -26,8 +27,9 @@ TIMED: dict[str, dict[str, Any]] = {
     "softmax": {},
     "vanilla": {},
 }
-BATCHES = 6
-"""Of training, in each turn: where lengths are grouped, batches differ in cost."""
+BATCHES, OF_LENGTHS = 6, 12
+"""Of training, in each turn. Where examples are grouped by length batches differ in cost, by far more for softmax than for
+Fastmax: there it is more of them, and they stand for all batches of the training."""
 
 
 def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001  (one signature for all experiments)
@@ -41,19 +43,18 @@ def item(task: str, budget: TaskBudget, *, rounds: int) -> Item:
     config = configs["fastmax2"]
     settings = {"task": task, "batch": config.train.batch, "length": config.task_shape().length}
     settings |= {"group_lengths": config.group_lengths, "attention_dropout": config.model.attention_dropout}
-    settings |= {"attentions": list(TIMED), "batches": BATCHES, "rounds": rounds, "seed": 0}
-    cost = 4 * (rounds + 1) * BATCHES * budget.cost
+    batches = OF_LENGTHS if config.group_lengths else BATCHES
+    settings |= {"attentions": list(TIMED), "batches": batches, "rounds": rounds, "seed": 0}
+    if config.group_lengths:
+        settings |= {"spread_over_steps": config.train.steps}
+    cost = 4 * (rounds + 1) * batches * budget.cost
     return Item(NAME, task, settings, lambda work: measure(configs, rounds, work), cost)
 
 
 def measure(configs: dict[str, RunConfig], rounds: int, work: Work) -> dict[str, Any]:
     """Seconds of a step of each, the mean over the same batches."""
     config = configs["fastmax2"]
-    split = load_split(config, "train", work.data)
-    examples, batch = len(split.labels), config.train.batch
-    lengths = split.lengths if config.group_lengths else None
-    rows = [training_rows(examples, batch, config.seed, step, lengths=lengths) for step in range(BATCHES)]
-    batches = [take(split, of) for of in rows]
+    batches = chosen(load_split(config, "train", work.data), config)
     work.show(0.0, "time")
     timings = interleave(
         {name: training_steps(of, batches) for name, of in configs.items()}, rounds=rounds, least_seconds=0.0
@@ -61,9 +62,23 @@ def measure(configs: dict[str, RunConfig], rounds: int, work: Work) -> dict[str,
     return {
         "tokens": float(np.mean([b.tokens.shape[-1] for b in batches])),
         "seconds": {
-            name: {"best": t["best"] / BATCHES, "median": t["median"] / BATCHES} for name, t in seconds(timings).items()
+            name: {"best": t["best"] / len(batches), "median": t["median"] / len(batches)}
+            for name, t in seconds(timings).items()
         },
     }
+
+
+def chosen(split: Split, config: RunConfig) -> list[Batch]:
+    """The first batches of the training; where they differ in length, some of all of its batches, evenly by length."""
+    examples, batch = len(split.labels), config.train.batch
+    if not config.group_lengths:
+        return [take(split, training_rows(examples, batch, config.seed, step)) for step in range(BATCHES)]
+    lengths = np.asarray(split.lengths)
+    steps = range(config.train.steps)
+    rows = [training_rows(examples, batch, config.seed, step, lengths=lengths) for step in steps]
+    longest = np.argsort([lengths[of].max() for of in rows], kind="stable")
+    places = (np.arange(OF_LENGTHS) + 0.5) / OF_LENGTHS * len(rows)
+    return [take(split, rows[step]) for step in longest[places.astype(int)]]
 
 
 def training_steps(config: RunConfig, batches: list[Batch]) -> Callable[[], None]:
@@ -73,7 +88,8 @@ def training_steps(config: RunConfig, batches: list[Batch]) -> Callable[[], None
     def steps() -> None:
         for batch in batches:
             cross_entropy(model(batch.tokens, batch.lengths), batch.labels).backward()  # type: ignore[no-untyped-call]
-            clip_grad_value_(model.parameters(), 1.0)
+            if config.train.clip_value is not None:
+                clip_grad_value_(model.parameters(), config.train.clip_value)
             optimizer.step()
             optimizer.zero_grad()
 

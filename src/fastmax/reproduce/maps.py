@@ -22,7 +22,8 @@ from fastmax.reproduce.training import train
 from fastmax.reproduce.vision import VisionConfig, VisionModel, score
 
 NAME = "maps"
-ATTENTIONS = ("softmax", "fastmax2", "fastmax2, gated")
+ATTENTIONS = ("softmax", "fastmax2, paper's scale", "fastmax2", "fastmax2, gated")
+"""Figure 4 has the paper's scale, 1; without a word it is 1 / sqrt(D)."""
 SHOWN = 3
 """Samples whose maps are kept; locality is the mean over `LOCALITY` of them."""
 LOCALITY = 64
@@ -95,7 +96,7 @@ def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
 
 
 def item(run: ImageRun | LanguageRun, cost: float) -> Item:
-    name = slug(data_of(run), run.attention, f"seed{run.seed}")
+    name = slug(data_of(run), run.attention, f"seed{run.seed}").replace("'s", "")
     return Item(NAME, name, asdict(run), partial(measure, run), cost, threads=1)
 
 
@@ -126,11 +127,8 @@ def _measure_images(run: ImageRun, data: Images, work: Work) -> dict[str, Any]:
     )
     test_loss, accuracy = score(model, data.test, data.test_labels)
     maps = vision_maps(model, data.test[:LOCALITY])
-    samples = [
-        {"pixels": _packed(data.test[i].numpy()), "label": int(data.test_labels[i])}
-        for i in _first_of_each(data.test_labels)
-    ]
     rows = _first_of_each(data.test_labels)
+    samples = [{"pixels": _packed(data.test[i].numpy()), "label": int(data.test_labels[i])} for i in rows]
     return trained | {
         "test_loss": test_loss,
         "accuracy": accuracy,

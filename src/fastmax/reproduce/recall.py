@@ -12,7 +12,7 @@ from fastmax.api import fastmax_attention
 from fastmax.baselines.performer import STABILIZER, log_features, orthogonal_gaussian
 from fastmax.nn.gate import Gate
 from fastmax.nn.options import layer_scale
-from fastmax.reproduce.training import Watch, train
+from fastmax.reproduce.training import Watch, reaches, train
 
 SOLVED = 0.995
 FEATURES = 128
@@ -169,18 +169,4 @@ def recall(run: RecallRun, show: Watch = lambda _step, _loss: False) -> dict[str
     rest = [p for p in model.parameters() if all(p is not q for q in decayed)]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     result = train(model, groups, loss_of, lr=run.lr, steps=run.steps, warmup=60, watch=watch)
-    reach = _reaches(model, questions[:4])
-    return {**result, "accuracy": accuracy(), "curve": curve, "reach": reach}
-
-
-@torch.no_grad()
-def _reaches(model: Model, tokens: Tensor) -> list[list[float]] | None:
-    """By layer and head, as in `fastmax.reproduce.training.reaches`."""
-    x, found = model.tokens(tokens) + model.positions, []
-    for layer in model.layers:
-        assert isinstance(layer, Layer)
-        if layer.gate is None:
-            return None
-        found.append([round(reach, 1) for reach in layer.gate.reach(layer.gate(layer.norms[0](x))).tolist()])
-        x = layer(x)
-    return found
+    return {**result, "accuracy": accuracy(), "curve": curve, "reach": reaches(model, questions[:4])}

@@ -1,22 +1,30 @@
 """Runs what is missing, item by item: kill it at any point, start it again, start it twice: each item is measured once."""
 
-import shutil
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
+from types import TracebackType
 from typing import Any
 
 import torch
 
+from fastmax._atomic_file import remove_partial, write_whole
 from fastmax._progress import Progress
 from fastmax.bench.measure import machine
-from fastmax.lra.run_folder import InUseError, exclusive
-from fastmax.reproduce.items import Document, Experiment, Item, Work, documents, found, write
+from fastmax.data.files import MissingDataError
+from fastmax.lra.metrics import DivergedError
+from fastmax.lra.run_folder import LOCK, InUseError, OtherRunError, clear, exclusive
+from fastmax.reproduce.items import Document, Experiment, Item, Work, found, plain, write
 
 WORK = "work"
 """Inside of the folder of the results: what unfinished items need to go on."""
+NOTE = "item.json"
+"""In the folder of an unfinished item: the settings that it was begun with, and the seconds spent on it."""
+NOTED_EVERY = 5.0
+"""Seconds between notes: as many may be missing after a kill."""
 
 
 @dataclass
@@ -36,13 +44,20 @@ def run(
     command: str,
     say: Callable[[str], None] = print,
 ) -> Outcome:
-    """Everything of a budget that is not in `out` yet. An item whose data is not there is left out, with the reason."""
+    """Everything of a budget that is not in `out` yet.
+
+    An item whose data is not there, or whose training diverges, is left out, with the reason. The next run tries it again,
+    from its beginning.
+    """
     outcome = Outcome()
+    _tidy(experiments, budget, out)
     with Progress(1, budget, counted=False) as bar:
         spent = 0.0
         while True:
-            missing = [item for item in plan(experiments, budget, out) if _key(item) not in outcome.left_out]
-            if not missing:
+            every = {_key(item): item for item in plan(experiments, budget, out)}
+            missing = [item for key, item in every.items() if key not in outcome.left_out]
+            if not missing:  # but what another process has measured meanwhile
+                outcome.left_out = {key: reason for key, reason in outcome.left_out.items() if key in every}
                 return outcome
             bar.total = spent + sum(item.cost for item in missing)
             for item in missing:
@@ -55,21 +70,32 @@ def run(
 
 def plan(experiments: Sequence[Experiment], budget: str, out: Path) -> list[Item]:
     """What is missing, as far as it is known."""
-    items = [item for one in experiments for item in one.items(budget, _of_budget(one, budget, out))]
-    missing = [item for item in items if found(item, out) is None]
+    missing = [item for one in experiments for item in _asked(one, budget, out) if found(item, out) is None]
     return [replace(item, threads=None) for item in missing] if budget == "full" else missing
 
 
-def _of_budget(experiment: Experiment, budget: str, out: Path) -> list[Document]:
-    """The documents that this budget asks for: others in the folder have no say in what comes next."""
-    names = {item.name for item in experiment.items(budget, [])}
-    every = documents(experiment.NAME, out)
-    while True:  # what is found may ask for more
-        known = [document for document in every if document["name"] in names]
-        more = {item.name for item in experiment.items(budget, known)}
-        if more <= names:
-            return known
-        names |= more
+def _asked(experiment: Experiment, budget: str, out: Path) -> list[Item]:
+    """The items of a budget. What is found of them may ask for more; other documents in the folder have no say, not even
+    those of the same name."""
+    known: dict[str, Document] = {}
+    while True:
+        items = experiment.items(budget, list(known.values()))
+        more = {item.name: found(item, out) for item in items if item.name not in known}
+        new = {name: document for name, document in more.items() if document is not None}
+        if not new:
+            return items
+        known |= new
+
+
+def _tidy(experiments: Sequence[Experiment], budget: str, out: Path) -> None:
+    """Removes what items left that were killed after their file was written and before their folder was removed."""
+    for item in (item for one in experiments for item in _asked(one, budget, out)):
+        folder = _folder(item, out)
+        if folder.exists() and found(item, out) is not None:
+            with suppress(InUseError), exclusive(folder):
+                if _is_of(folder, item):
+                    clear(folder)
+            _remove_empty(folder)
 
 
 def _measure(
@@ -83,7 +109,7 @@ def _measure(
     say: Callable[[str], None],
 ) -> bool:
     """Whether it was measured now, and by this process."""
-    folder = out / WORK / item.experiment / item.name
+    folder = _folder(item, out)
 
     def show(share: float, label: str) -> None:
         bar.show(spent + share * item.cost, f"{_key(item)} {label}")
@@ -92,24 +118,106 @@ def _measure(
         with exclusive(folder):
             if found(item, out) is not None:  # another process has just done it
                 return False
-            start = perf_counter()
-            with _threads(item.threads):
-                result = item.measure(Work(data, folder, show))
-                document = write(item, out, result, perf_counter() - start, _machine(command))
-            for entry in folder.iterdir():
-                if entry.is_dir():
-                    shutil.rmtree(entry)
-    except (FileNotFoundError, InUseError) as error:
-        reason = "Another process is measuring it." if isinstance(error, InUseError) else str(error)
+            with _threads(item.threads), _Attempt(item, folder) as attempt:
+                result = attempt.measure(data, show)
+                document = write(item, out, result, attempt.seconds(), _machine(command))
+            clear(folder)
+    except (MissingDataError, InUseError, DivergedError) as error:
+        reason = _reason(error)
         outcome.left_out[_key(item)] = reason
         say(f"{_key(item)}: left out. {reason}")
         return False
-    for path in (folder, folder.parent, folder.parent.parent):  # those that are empty now
-        with suppress(OSError):
-            path.rmdir()
+    finally:
+        _remove_empty(folder)
     outcome.measured += 1
     say(f"{_key(item)}: {document['seconds']:,.0f} s")
     return True
+
+
+class _Attempt:
+    """An item under way in its folder, which this process holds: `with _Attempt(item, folder) as attempt: ...`.
+
+    It goes on with what an attempt before it kept, if that had the same settings, and adds to its seconds.
+    """
+
+    def __init__(self, item: Item, folder: Path) -> None:
+        self.item, self.folder = item, folder
+        remove_partial(folder)
+        if not _is_of(folder, item):
+            clear(folder)
+        self._begin()
+
+    def __enter__(self) -> "_Attempt":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._keeps() and not isinstance(error, DivergedError):
+            self._note()
+        else:  # a checkpoint of a training that diverges only leads there again
+            clear(self.folder)
+
+    def measure(self, data: Path, show: Callable[[float, str], None]) -> dict[str, Any]:
+        def told(share: float, label: str) -> None:
+            if perf_counter() - self.noted >= NOTED_EVERY:
+                self._note()
+            show(share, label)
+
+        work = Work(data, self.folder, told)
+        try:
+            return self.item.measure(work)
+        except OtherRunError:  # of settings that are not among the item's
+            clear(self.folder)
+            self._begin()
+            return self.item.measure(work)
+
+    def seconds(self) -> float:
+        return self.before + perf_counter() - self.start
+
+    def _begin(self) -> None:
+        note = _noted(self.folder)
+        self.before = float(note["seconds"]) if note is not None and self._keeps() else 0.0
+        self.start = perf_counter()
+        self._note()
+
+    def _note(self) -> None:
+        self.noted = perf_counter()
+        note = {"settings": self.item.settings, "seconds": round(self.seconds(), 1)}
+        write_whole(self.folder / NOTE, json.dumps(note).encode())
+
+    def _keeps(self) -> bool:
+        """Whether there is anything to go on with."""
+        return any(entry.name not in (LOCK, NOTE) for entry in self.folder.iterdir())
+
+
+def _noted(folder: Path) -> dict[str, Any] | None:
+    path = folder / NOTE
+    note: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+    return note
+
+
+def _is_of(folder: Path, item: Item) -> bool:
+    """A folder without a note is taken for the item's: it may be of a release that wrote none."""
+    note = _noted(folder)
+    return note is None or note["settings"] == plain(item.settings)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, InUseError):
+        return "Another process is measuring it."
+    return f"The training diverged: {error.what}." if isinstance(error, DivergedError) else str(error)
+
+
+def _folder(item: Item, out: Path) -> Path:
+    return out / WORK / item.experiment / item.name
+
+
+def _remove_empty(folder: Path) -> None:
+    """The folder of an item, and those around it, if there is nothing in them."""
+    for path in (folder, folder.parent, folder.parent.parent):
+        with suppress(OSError):
+            path.rmdir()
 
 
 @contextmanager

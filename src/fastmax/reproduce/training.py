@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fastmax.baselines.softmax_layer import SoftmaxAttention
+from fastmax.lra.metrics import DivergedError
 from fastmax.models import FastmaxLM, LMConfig
 from fastmax.nn import FastmaxAttention
 from fastmax.nn.gate import Gate
@@ -55,7 +56,10 @@ def train(
     warmup: int,
     watch: Watch = lambda _step, _loss: False,
 ) -> dict[str, Any]:
-    """The training loss, smoothed, and the seconds it took; ends early where `watch` says so."""
+    """The training loss, smoothed, and the seconds it took; ends early where `watch` says so.
+
+    DivergedError at the first loss that is not finite.
+    """
     optimizer = torch.optim.AdamW(groups, lr, betas=(0.9, 0.95))
     smooth, start = 0.0, perf_counter()
     model.train()
@@ -70,18 +74,23 @@ def train(
         optimizer.step()
         value = loss.item()
         smooth = value if step == 0 else 0.98 * smooth + 0.02 * value
-        if not isfinite(smooth) or watch(step + 1, smooth):
+        if not isfinite(value):
+            raise DivergedError(f"the loss is {value} at step {step + 1}")
+        if watch(step + 1, smooth):
             break
     return {"train_loss": smooth, "steps_done": step + 1, "seconds": round(perf_counter() - start, 1)}
 
 
 @torch.no_grad()
-def reaches(model: FastmaxLM, tokens: Tensor) -> list[list[float]] | None:
-    """By layer and head: after how many tokens a key has faded to 1 / e, from the mean of its decays on these tokens."""
-    if model.config.decay is None:
+def reaches(model: nn.Module, tokens: Tensor) -> list[list[float]] | None:
+    """By layer and head: after how many tokens a key has faded to 1 / e, from the mean of its decays on these tokens.
+
+    None of a model without gates.
+    """
+    gates = [module for module in model.modules() if isinstance(module, Gate)]
+    if not gates:
         return None
     found: list[list[float]] = []
-    gates = [module for module in model.modules() if isinstance(module, Gate)]
     hooks = [
         gate.register_forward_hook(
             lambda gate, _inputs, decay: found.append([round(x, 1) for x in gate.reach(decay).tolist()])

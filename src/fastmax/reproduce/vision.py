@@ -1,6 +1,6 @@
 """A small Transformer that classifies images by patches of 4 x 4 pixels, after the authors' published configuration."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import torch
@@ -15,13 +15,13 @@ from fastmax.lra.model import Block
 PATCH = 4
 TOKENS = (28 // PATCH) ** 2 + 1
 """The class token is the first."""
-MODELS = {
-    "softmax": ("softmax", "none"),
-    "fastmax1": ("fastmax1", "none"),
-    "fastmax2": ("fastmax2", "none"),
-    "fastmax2, gated": ("fastmax2", "gated"),
+MODELS: dict[str, tuple[str, Options]] = {
+    "softmax": ("softmax", Options()),
+    "fastmax2, paper's scale": ("fastmax2", Options(scale="paper")),
+    "fastmax2": ("fastmax2", Options(scale="sqrt")),
+    "fastmax2, gated": ("fastmax2", Options(scale="sqrt", decay="gated")),
 }
-"""Attentions by name: that of `fastmax.baselines`, and its decay."""
+"""Attentions by name: that of `fastmax.baselines`, and its options. Without a word on the scale it is 1 / sqrt(D)."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class VisionModel(nn.Module):
 
     def __init__(self, name: str, config: VisionConfig) -> None:
         super().__init__()
-        kind, decay = MODELS[name]
+        kind, options = MODELS[name]
         preset = ModelPreset(config.layers, config.dim, config.dim, config.heads, config.mlp, 0.0, 0.0)
-        options = Options(decay=decay, dropout=config.attention_dropout, dropout_mode=config.dropout_mode)
+        options = replace(options, dropout=config.attention_dropout, dropout_mode=config.dropout_mode)
         self.patch = nn.Linear(PATCH**2, config.dim)
         self.cls = nn.Parameter(torch.zeros(1, 1, config.dim))
         self.positions = nn.Parameter(torch.randn(TOKENS, config.dim) / sqrt(config.dim))

@@ -9,6 +9,7 @@ from fastmax._atomic_file import write_whole
 from fastmax.report.page import documents, html
 from fastmax.report.page.documents import Results
 from fastmax.report.page.drawing import draw, for_page
+from fastmax.report.page.map_panel import Panel, draw_panel
 from fastmax.report.page.parts import Chart, Section, Table
 from fastmax.report.page.sections import (
     dropout,
@@ -24,6 +25,7 @@ from fastmax.report.page.sections import (
 
 SECTIONS = (scaling, maps, dropout, lra, lra_speed, language, lra_settings, recall, exactness)
 PAGE, FIGURES, TABLES = "index.html", "figures", "tables"
+KINDS = ("svg", "png", "csv")
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,16 @@ def build(folder: Path, out: Path) -> Report:
     """Of the results in `folder`; measures nothing."""
     results = documents.load(folder)
     parts = sections(results)
-    for name in (FIGURES, TABLES):
-        (out / name).mkdir(parents=True, exist_ok=True)
-    drawn = {chart.name: _write_chart(chart, out / FIGURES) for chart in charts(parts)}
-    for table in tables(parts):
-        write_whole(out / TABLES / f"{table.name}.csv", as_csv(table).encode())
-    write_whole(out / PAGE, html.page(parts, drawn, results).encode())
+    shown = [*tables(parts), html.runs(results)]
+    _check_names([*(chart.name for chart in charts(parts)), *(table.name for table in shown)])
+    figures = {chart.name: _figure(chart) for chart in charts(parts)}
+    files = {f"{FIGURES}/{name}.{kind}": data for name, kinds in figures.items() for kind, data in kinds.items()}
+    files |= {f"{TABLES}/{table.name}.csv": as_csv(table).encode() for table in shown}
+    drawn = {name: for_page(kinds["svg"], name) for name, kinds in figures.items()}
+    is_again = (out / PAGE).exists()
+    _write(out, files | {PAGE: html.page(parts, drawn, results).encode()})
+    if is_again:
+        _remove_others(out, files)
     return Report(out / PAGE, tuple(part.headline for part in parts if part.headline))
 
 
@@ -68,9 +74,27 @@ def as_csv(table: Table) -> str:
     return text.getvalue()
 
 
-def _write_chart(chart: Chart, folder: Path) -> str:
-    svg, png = draw(chart)
-    write_whole(folder / f"{chart.name}.svg", svg)
-    write_whole(folder / f"{chart.name}.png", png)
-    write_whole(folder / f"{chart.name}.csv", as_csv(chart.data()).encode())
-    return for_page(svg)
+def _check_names(names: list[str]) -> None:
+    """They come from the results, and become names of files."""
+    for name in names:
+        if not name or name.startswith(".") or any(letter in name for letter in "/\\\0"):
+            raise ValueError(f"{name!r}, made of names in the results, cannot be the name of a file")
+
+
+def _figure(chart: Chart) -> dict[str, bytes]:
+    svg, png = draw_panel(chart) if isinstance(chart, Panel) else draw(chart)
+    return {"svg": svg, "png": png, "csv": as_csv(chart.data()).encode()}
+
+
+def _write(out: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out / name, data)
+
+
+def _remove_others(out: Path, files: dict[str, bytes]) -> None:
+    """Figures and tables that an earlier report had and this one has not."""
+    for folder in (out / FIGURES, out / TABLES):
+        for path in folder.glob("*.*"):
+            if path.suffix[1:] in KINDS and path.is_file() and path.relative_to(out).as_posix() not in files:
+                path.unlink()

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 Document = dict[str, Any]
 Results = dict[str, list[Document]]
 Key = TypeVar("Key", bound=Hashable)
+KEYS = ("experiment", "name", "settings", "result", "seconds", "machine")
+OF_MACHINE = ("processor", "cores", "torch")
+"""What every file has to have; facts that older files lack, such as `simd` and `date`, may be missing."""
 
 
 def load(folder: Path) -> Results:
@@ -19,14 +22,24 @@ def load(folder: Path) -> Results:
             document = json.loads(path.read_text())
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is not JSON ({error})") from error
-        if not isinstance(document, dict) or not {"experiment", "settings", "result", "machine"} <= document.keys():
-            raise ValueError(
-                f"{path} is no result of `fastmax reproduce`: experiment, settings, result or machine is missing"
-            )
+        if missing := _missing(document):
+            raise ValueError(f"{path} is no result of `fastmax reproduce`: it has no {', no '.join(missing)}")
         found.setdefault(document["experiment"], []).append(document)
     if not found:
         raise ValueError(f"{folder} has no results: `fastmax reproduce --out {folder}` makes them")
     return found
+
+
+def _missing(document: Any) -> list[str]:
+    """What a file lacks of what the page shows of every one."""
+    if not isinstance(document, dict):
+        return list(KEYS)
+    missing = [key for key in KEYS if key not in document]
+    missing += [key for key in ("settings", "result", "machine") if not isinstance(document.get(key, {}), dict)]
+    machine = document.get("machine")
+    if isinstance(machine, dict):
+        missing += [f"machine.{key}" for key in OF_MACHINE if key not in machine]
+    return missing
 
 
 def group(documents: Iterable[Document], key: Callable[[Document], Key]) -> dict[Key, list[Document]]:

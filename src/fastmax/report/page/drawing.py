@@ -1,5 +1,6 @@
 """Charts drawn by matplotlib in one style: for files on white, and for the page in the colours of its reader."""
 
+import re
 from io import BytesIO
 from math import pi
 from typing import Any
@@ -31,8 +32,13 @@ COLOURS = {
 _MORE = ("#0b9b6d", "#d9480f", "#1f78c8", "#a33ea1", "#d99a00", "#8a8f98", "#35a7c2", "#c86aa8")
 _MARKERS = "osD^vP*X"
 SIZE = (4.3, 3.1)
+CIRCLE = 900
+"""The area of the largest circle, in square points."""
 LEGEND = 36
 """Letters of three names that fit beside one another below such a chart; a wider legend would cover the label of y."""
+MISSING = "over memory limit"
+"""What an x means, in the legend."""
+CROSS: dict[str, Any] = {"markersize": 8, "markeredgewidth": 2.2}
 STYLE: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9.5,
@@ -61,6 +67,7 @@ def draw(chart: Chart) -> tuple[bytes, bytes]:
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     style: Any = STYLE | {"svg.hashsalt": chart.name}
     with matplotlib.rc_context(style):
@@ -73,6 +80,9 @@ def draw(chart: Chart) -> tuple[bytes, bytes]:
         _axes(axes, chart)
         if len(chart.series) > 1 and not _circles(chart):
             handles, labels = axes.get_legend_handles_labels()
+            if any(one.missing for one in chart.series):
+                handles.append(Line2D([], [], color=INK, linestyle="none", marker="x", **CROSS))
+                labels.append(MISSING)
             columns = 3 if sum(sorted(map(len, labels))[-3:]) <= LEGEND else 2
             figure.legend(
                 handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), columnspacing=1.2
@@ -101,10 +111,11 @@ def _series(axes: Any, chart: Chart, one: Series, number: int) -> None:
     marker = _MARKERS[number % len(_MARKERS)]
     deviation = [0.0 if d is None else d for d in one.deviation]
     if one.area:
-        axes.scatter(one.x, one.y, s=one.area, alpha=0.55, linewidths=0, **look)
+        unit = CIRCLE / max(area for other in chart.series for area in other.area)
+        axes.scatter(one.x, one.y, s=[unit * area for area in one.area], alpha=0.55, linewidths=0, **look)
         axes.scatter(one.x, one.y, s=6, color=look["color"])
         for x, y, area in zip(one.x, one.y, one.area, strict=True):
-            above = (0, (area / pi) ** 0.5 + 2)  # the area is in square points
+            above = (0, (unit * area / pi) ** 0.5 + 2)
             axes.annotate(one.label, (x, y), above, textcoords="offset points", ha="center", fontsize=8)
     elif chart.categories:
         axes.errorbar(one.x, one.y, xerr=deviation or None, fmt=marker, capsize=2.5, linewidth=1.2, **look)
@@ -115,10 +126,9 @@ def _series(axes: Any, chart: Chart, one: Series, number: int) -> None:
         if any(deviation):
             low, high = ([y + sign * d for y, d in zip(one.y, deviation, strict=True)] for sign in (-1, 1))
             axes.fill_between(one.x, low, high, color=look["color"], alpha=0.16, linewidth=0)
-    for x in one.missing:  # at the top of the frame: there is no number to go with it
-        axes.plot(
-            [x], [0.97], "x", color=look["color"], transform=axes.get_xaxis_transform(), markersize=7, clip_on=False
-        )
+    for x in one.missing:  # above the frame, where no point is: there is no number to go with it
+        place = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 5}
+        axes.plot([x], [1.03], "x", color=look["color"], **CROSS, **place)
 
 
 def _axes(axes: Any, chart: Chart) -> None:
@@ -144,10 +154,12 @@ def _axes(axes: Any, chart: Chart) -> None:
         axes.invert_yaxis()
 
 
-def for_page(svg: bytes) -> str:
-    """To stand in the page itself: no preamble, no background, the reader's colours."""
+def for_page(svg: bytes, name: str) -> str:
+    """To stand in the page itself: no preamble, no background, the reader's colours, and ids that no other chart has."""
     text = svg.decode()
     text = text[text.index("<svg") :]
+    own = re.sub(r"[^\w-]+", "-", name)
+    text = re.sub(r'(\sid="|url\(#|href="#)', rf"\g<1>{own}-", text)
     text = text.replace("fill: #ffffff; stroke: none", "fill: none; stroke: none")
     text = text.replace("fill: #ffffff", "fill: none")
     return text.replace(INK, "currentColor").replace(GRID, "var(--grid)")

@@ -4,44 +4,49 @@ import json
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fastmax.report.page.documents import Results
-from fastmax.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Block, Chart, Finding, Section, Table
-from fastmax.report.page.words import NAMES, listed
+from fastmax.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Block, Chart, Claim, Finding, Section, Table
+from fastmax.report.page.words import MEANINGS, listed
 
 CLASSES = {AGREES: "holds", DIFFERS: "fails", PARTLY: "partly", OPEN: "open"}
 MANY = {AGREES: "hold", PARTLY: "hold in part", DIFFERS: "do not hold", OPEN: "were not tested here"}
 """Verdicts on more than one claim."""
 SIGNS = {AGREES: "✓", DIFFERS: "✗", PARTLY: "◐", OPEN: "○"}
-LONG_TEXT, LONG_TABLE = 40, 14
-"""Letters from which on a cell is broken into lines, and rows from which on a table is folded away."""
+TITLE = "FAST: Factorizable Attention, reproduced"
+LONG_TEXT, LONG_TABLE, WIDE_TABLE = 40, 14, 10
+"""Letters from which on a cell is broken into lines; rows from which on a table is folded away, columns from which on it is
+set small."""
 _HERE = Path(__file__).parent
 
 
 def page(sections: list[Section], drawn: dict[str, str], results: Results) -> str:
     shown = [one for one in sections if one.blocks]
-    links = "".join(f'<a href="#{one.name}">{escape(NAMES[one.name])}</a>' for one in shown)
+    links = "".join(_link(one) for one in shown)
     body = "".join(_section(one, drawn) for one in shown)
     explorer = next((one.data for one in sections if one.name == "maps" and one.data), {})
-    data = json.dumps(explorer, separators=(",", ":")).replace("</", "<\\/")
+    data = json.dumps(explorer, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>fastmax: the paper reproduced</title>
+<title>{TITLE}</title>
 <link rel="icon" href="data:,">
 <style>{(_HERE / "page.css").read_text()}</style>
 </head>
 <body>
 <header>
-<h1>FAST: Factorizable Attention, reproduced</h1>
+<h1>{TITLE}</h1>
 <p>{escape(_provenance(results))}</p>
-<nav aria-label="Sections"><a href="#conclusions">Conclusions</a>{links}<a href="#runs">What was run</a></nav>
+<nav aria-label="Sections"><a href="#conclusions">Conclusions</a><a href="#names">Names</a>{links}
+<a href="#runs">What was run</a></nav>
 </header>
 <main>
 {_conclusions(sections)}
+{_meanings()}
 {body}
 {_runs(results)}
 </main>
@@ -79,11 +84,10 @@ def runs(results: Results) -> Table:
 def _provenance(results: Results) -> str:
     machines = [d["machine"] for found in results.values() for d in found]
     processors = listed(sorted({f"{m['processor']} ({m['cores']} cores{_level(m)})" for m in machines}))
+    torch = f"torch {listed(sorted({m['torch'] for m in machines}))}"
     dates = sorted({m["date"] for m in machines if "date" in m})
-    when = "" if not dates else dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return (
-        f"{len(machines)} measurements on {processors}, torch {listed(sorted({m['torch'] for m in machines}))}, {when}."
-    )
+    when = [" to ".join(dict.fromkeys((dates[0], dates[-1])))] if dates else []
+    return f"{', '.join([f'{len(machines)} measurements on {processors}', torch, *when])}."
 
 
 def _level(machine: dict[str, Any]) -> str:
@@ -95,28 +99,38 @@ def _conclusions(sections: list[Section]) -> str:
     table = conclusions(sections)
     counts = {verdict: sum(row[2] == verdict for row in table.rows) for verdict in CLASSES}
     said = listed([f"{count} {verdict if count == 1 else MANY[verdict]}" for verdict, count in counts.items() if count])
-    cards = "".join(_card(*row) for row in table.rows)
+    cards = "".join(_card(claim, one) for one in sections for claim in one.claims)
     said = (
-        f"Of {len(table.rows)} claims of the paper: {said}. Each is judged by a rule from the numbers below, "
-        "which are all in the JSON; none by hand."
+        f"Of {len(table.rows)} claims of the paper: {said}. "
+        "Each verdict follows from the numbers, which are all in the JSON, by a rule in the code of the report."
     )
     return (
         f'<section id="conclusions"><h2>Conclusions</h2><p>{escape(said)}</p><ul class="claims">{cards}</ul></section>'
     )
 
 
-def _card(where: str, says: str, verdict: str, evidence: str) -> str:
-    sign = f'<span class="verdict">{SIGNS[verdict]} {escape(verdict)}</span>'
-    claim = f'<p class="says">{sign} {escape(says)} <span class="where">{escape(where)}</span></p>'
-    return f'<li class="claim {CLASSES[verdict]}">{claim}<p>{escape(_sentence(evidence))}</p></li>'
+def _card(claim: Claim, of: Section) -> str:
+    sign = f'<span class="verdict">{SIGNS[claim.verdict]} {escape(claim.verdict)}</span>'
+    says = f'<p class="says">{sign} {escape(claim.says)} <span class="where">{escape(claim.source)}</span></p>'
+    more = f'<p class="more">{_link(of)}</p>' if of.blocks else ""
+    return f'<li class="claim {CLASSES[claim.verdict]}">{says}<p>{escape(_sentence(claim.evidence))}</p>{more}</li>'
+
+
+def _link(to: Section) -> str:
+    """By its title, without the figures of the paper that it is about."""
+    return f'<a href="#{to.name}">{escape(to.title.split(" (")[0])}</a>'
+
+
+def _meanings() -> str:
+    said = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in MEANINGS.items())
+    return f'<section id="names"><h2>Names</h2><dl>{said}</dl></section>'
 
 
 def _section(one: Section, drawn: dict[str, str]) -> str:
-    blocks = "".join(_block(block, drawn) for block in one.blocks)
-    explorer = _EXPLORER if one.name == "maps" and one.data else ""
-    return (
-        f'<section id="{one.name}"><h2>{escape(one.title)}</h2><p>{escape(one.intro)}</p>{explorer}{blocks}</section>'
-    )
+    blocks = [_block(block, drawn) for block in one.blocks]
+    if one.name == "maps" and one.data:
+        blocks.insert(1, _EXPLORER)  # below the figure that stands still
+    return f'<section id="{one.name}"><h2>{escape(one.title)}</h2><p>{escape(one.intro)}</p>{"".join(blocks)}</section>'
 
 
 def _block(block: Block, drawn: dict[str, str]) -> str:
@@ -135,7 +149,9 @@ def _chart(chart: Chart, svg: str) -> str:
         f'<svg role="img" aria-label="{escape(chart.title)}: {escape(chart.y_label)} against {escape(chart.x_label)}"',
         1,
     )
-    links = " ".join(f'<a href="figures/{chart.name}.{kind}">{kind.upper()}</a>' for kind in ("svg", "png", "csv"))
+    links = " ".join(
+        f'<a href="figures/{quote(chart.name)}.{kind}">{kind.upper()}</a>' for kind in ("svg", "png", "csv")
+    )
     return f"<figure>{svg}<figcaption>{escape(chart.title)} <small>{links}</small></figcaption></figure>"
 
 
@@ -153,21 +169,27 @@ def _sentence(text: str) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button">{escape(c.strip())}</button></th>'
-        for c in table.columns
-    )
+    head = "".join(_head(table, i) for i in range(len(table.columns)))
     rows = "".join(f"<tr>{''.join(_cell(table, row, i) for i in range(len(row)))}</tr>" for row in table.rows)
-    link = f'<a href="tables/{table.name}.csv">CSV</a>'
-    caption = f"<caption>{escape(table.title)} <small>{link}</small></caption>"
-    inside = f"{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
+    link = f'<small><a href="tables/{quote(table.name)}.csv">CSV</a></small>'
+    wide = " wide" if len(table.columns) >= WIDE_TABLE else ""
+    # the title is no caption, which would scroll away with the columns
     shown = (
-        f'<div class="table" tabindex="0" role="region" aria-label="{escape(table.title)}">'
-        f'<table data-name="{table.name}">{inside}</table></div>'
+        f'<div class="table{wide}" style="--columns: {len(table.columns)}">'
+        f'<table data-name="{escape(table.name)}" aria-label="{escape(table.title)}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
-    if len(table.rows) < LONG_TABLE:
-        return shown
-    return f"<details><summary>{escape(table.title)}: {len(table.rows)} rows</summary>{shown}</details>"
+    if len(table.rows) >= LONG_TABLE if table.folded is None else table.folded:
+        summary = f"<summary>{escape(table.title)}: {len(table.rows)} rows</summary>"
+        return f'<details>{summary}<p class="caption">{link}</p>{shown}</details>'
+    return f'<p class="caption">{escape(table.title)} {link}</p>{shown}'
+
+
+def _head(table: Table, column: int) -> str:
+    kinds = {type(row[column]) for row in table.rows} - {type(None)}
+    kind = " class=number" if kinds and kinds <= {int, float} else ""
+    title = escape(table.columns[column].strip())
+    return f'<th scope="col" aria-sort="none"{kind}><button type="button">{title}</button></th>'
 
 
 def _cell(table: Table, row: tuple[Any, ...], column: int) -> str:

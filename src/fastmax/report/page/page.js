@@ -1,5 +1,14 @@
 "use strict";
-// Tables: a click on a column's title sorts by it, numbers as numbers; a second one turns the order round.
+// Tables: a click on a column's title sorts by it, numbers as numbers, also that of "below 256"; a second one turns the order
+// round. Either way texts without a number come after those with one, and what is missing comes last.
+const number = /^(?:[^\d\s]+ )?([-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)(?=$|[\s%×x;])/i;
+function sortKey(cell) {
+  if ("value" in cell.dataset) return Number(cell.dataset.value);
+  if (cell.textContent === "–") return null;
+  const found = number.exec(cell.textContent);
+  return found ? Number(found[1].replaceAll(",", "")) : cell.textContent;
+}
+const rank = (key) => (typeof key === "number" ? 0 : key === null ? 2 : 1);
 for (const table of document.querySelectorAll("table")) {
   table.querySelectorAll("th button").forEach((button, column) => {
     button.addEventListener("click", () => {
@@ -7,14 +16,10 @@ for (const table of document.querySelectorAll("table")) {
       const up = head.getAttribute("aria-sort") !== "ascending";
       for (const other of table.querySelectorAll("th")) other.setAttribute("aria-sort", "none");
       head.setAttribute("aria-sort", up ? "ascending" : "descending");
-      const key = (row) => {
-        const cell = row.cells[column];
-        return "value" in cell.dataset ? Number(cell.dataset.value) : cell.textContent === "–" ? null : cell.textContent;
-      };
       const order = (a, b) => {
-        const [x, y] = [key(a), key(b)];
-        if (x === null || y === null) return (x === null) - (y === null); // what is missing comes last, either way
-        const before = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y));
+        const [x, y] = [sortKey(a.cells[column]), sortKey(b.cells[column])];
+        if (typeof x !== typeof y) return rank(x) - rank(y);
+        const before = typeof x === "number" ? x - y : x === null ? 0 : x.localeCompare(y);
         return up ? before : -before;
       };
       table.tBodies[0].append(...[...table.tBodies[0].rows].sort(order));
@@ -22,13 +27,23 @@ for (const table of document.querySelectorAll("table")) {
   });
 }
 
+// Tables that are wider than their place scroll, and only those are stops of the keyboard.
+const widths = new ResizeObserver((changes) => {
+  for (const { target } of changes) {
+    const scrolls = target.scrollWidth > target.clientWidth;
+    const marks = { tabindex: "0", role: "region", "aria-label": target.firstElementChild.getAttribute("aria-label") };
+    for (const [name, value] of Object.entries(marks)) scrolls ? target.setAttribute(name, value) : target.removeAttribute(name);
+  }
+});
+for (const table of document.querySelectorAll(".table")) widths.observe(table);
+
 // The explorer of attention maps.
 const maps = JSON.parse(document.getElementById("explorer-data").textContent);
 const at = (id) => document.getElementById(id);
 if (at("explorer")) {
   const select = { data: at("ex-data"), model: at("ex-model"), layer: at("ex-layer"), head: at("ex-head"), sample: at("ex-sample") };
   const canvas = at("ex-map"), info = at("ex-info"), view = at("ex-sample-view");
-  let weights = null, tokens = 0, query = 8, key = 4;
+  let weights = null, tokens = 0, query = 8, key = 4, letters = [];
 
   const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const fill = (box, names) => {
@@ -68,7 +83,35 @@ if (at("explorer")) {
     weights = Float64Array.from(new Uint16Array(raw.buffer), (level) => level / 65535);
     query = Math.min(query, tokens - 1);
     key = Math.min(key, tokens - 1);
+    letters = [];
+    if (isText()) writeText();
     draw();
+  }
+
+  // Once for a sample: drawing only colours it, so that a letter keeps the focus. One of them is a stop of the keyboard.
+  function writeText() {
+    const text = document.createElement("div");
+    text.className = "text";
+    text.setAttribute("role", "listbox");
+    text.setAttribute("aria-label", "The sample; the chosen token is the query, and the stronger a token's colour, the more it looks at it. Arrow keys move.");
+    letters = sample().tokens.map((token, i) => {
+      const span = document.createElement("span");
+      span.textContent = token.replace("\n", "⏎");
+      span.setAttribute("role", "option");
+      span.setAttribute("aria-label", named(i));
+      span.addEventListener("click", () => { query = i; draw(); });
+      text.append(span, token.length > 1 ? " " : "");
+      return span;
+    });
+    text.addEventListener("keydown", (event) => {
+      const moves = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -query, End: tokens - 1 - query };
+      if (!(event.key in moves)) return;
+      event.preventDefault();
+      query = Math.min(tokens - 1, Math.max(0, query + moves[event.key]));
+      draw();
+      letters[query].focus();
+    });
+    view.replaceChildren(text);
   }
 
   function draw() {
@@ -96,8 +139,9 @@ if (at("explorer")) {
 
   function describe() {
     const local = chosen().locality[select.layer.selectedIndex][select.head.selectedIndex];
-    const weight = weights[query * tokens + key];
-    info.textContent = `Query ${named(query)} → key ${named(key)}: weight ${weight.toFixed(4)}. ` +
+    const masked = isText() && key > query; // models of text see what came before
+    const weight = masked ? "masked, it comes after the query" : `weight ${weights[query * tokens + key].toFixed(4)}`;
+    info.textContent = `Query ${named(query)} → key ${named(key)}: ${weight}. ` +
       `This head, over all samples: effective share of keys ${local.keys.toFixed(2)}, relative distance ${local.distance.toFixed(2)}, largest weight ${local.largest.toFixed(2)}.`;
   }
 
@@ -105,17 +149,12 @@ if (at("explorer")) {
     const row = weights.subarray(query * tokens, (query + 1) * tokens);
     const top = Math.max(...row) || 1;
     if (isText()) {
-      const text = document.createElement("div");
-      text.className = "text";
-      sample().tokens.forEach((token, i) => {
-        const span = document.createElement("span");
-        span.textContent = token.replace("\n", "⏎").replace(" ", " ");
-        span.style.background = `rgba(${ink.join(",")},${(0.85 * row[i] / top).toFixed(3)})`;
-        if (i === query) span.className = "query";
-        span.addEventListener("click", () => { query = i; draw(); });
-        text.append(span, token.length > 1 ? " " : "");
+      letters.forEach((letter, i) => {
+        letter.style.background = `rgba(${ink.join(",")},${(0.85 * row[i] / top).toFixed(3)})`;
+        letter.className = i === query ? "query" : "";
+        letter.setAttribute("aria-selected", String(i === query));
+        letter.tabIndex = i === query ? 0 : -1;
       });
-      view.replaceChildren(text);
       return;
     }
     const picture = document.createElement("canvas");

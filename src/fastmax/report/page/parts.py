@@ -9,13 +9,15 @@ AGREES, DIFFERS, PARTLY, OPEN = "holds", "does not hold", "holds in part", "not 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are numbers, texts or None. `formats` are format specifications of columns of numbers, such as ".2f"."""
+    """Cells are numbers, texts or None. `formats` are format specifications of columns of numbers, such as ".2f". Whether it
+    is `folded` away goes by its length, where nothing is said."""
 
     name: str
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     formats: tuple[str, ...] = ()
+    folded: bool | None = None
 
     def shown(self, row: Sequence[Any], column: int) -> str:
         value = row[column]
@@ -27,7 +29,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one contestant. `deviation` is drawn as a band or bars, `area` as the size of circles; `missing` are places
+    """Points of one contestant. `deviation` is drawn as a band or bars, `area` as circles; `missing` are places
     on the x axis that are marked with an x."""
 
     label: str
@@ -61,15 +63,17 @@ class Chart:
         for one in self.series:
             for i, (x, y) in enumerate(zip(one.x, one.y, strict=True)):
                 deviation = one.deviation[i] if one.deviation else None
-                rows.append((one.label, x, y, deviation, one.area[i] if one.area else None))
-            rows += [(one.label, x, None, None, None) for x in one.missing]
-        columns = ("series", self.x_label, self.y_label, "standard deviation", "area")
+                named = (self.categories[int(y)],) if self.categories else ()
+                rows.append((one.label, *named, x, y, deviation, one.area[i] if one.area else None))
+            rows += [(one.label, *([None] if self.categories else []), x, None, None, None) for x in one.missing]
+        names, y_label = (("name",), self.y_label or "place") if self.categories else ((), self.y_label)
+        columns = ("series", *names, self.x_label, y_label, "standard deviation", "area")
         return Table(self.name, self.title, columns, tuple(rows))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence under figures: what they show and, if the paper says something of it, what that is and whether they agree."""
+    """A sentence under figures: what they show and, if the paper speaks of it, what it says and whether they agree."""
 
     text: str
     verdict: str = ""

@@ -1,5 +1,7 @@
 """Recall: what was the value that came with this key?"""
 
+from collections.abc import Hashable
+
 from fastmax.report.page.documents import Document, Results, group, spread
 from fastmax.report.page.parts import Block, Chart, Finding, Section, Series, Table
 from fastmax.report.page.words import listed
@@ -7,6 +9,8 @@ from fastmax.report.page.words import listed
 NAME = "recall"
 TITLE = "Recall (ours)"
 SOLVED = 0.99
+FALL = 10.0
+"""Points of accuracy that are worth a word."""
 
 
 def section(results: Results) -> Section:
@@ -18,13 +22,43 @@ def section(results: Results) -> Section:
         "Pairs of a key and a value, then the keys again in another order: what was the value? "
         f"{s['names']} names of keys and of values, two layers with a "
         f"short convolution, learned positions, up to {s['steps']} steps, stopped at 99.5 %. fastmax1 "
-        "has the scale 1/D, fastmax2 1/√D."
+        f"has the scale 1/D, fastmax2 1/√D. {_seeds(documents)} Lines may cover one another; the table has all numbers."
     )
     near = [d for d in documents if not d["settings"]["filler"]]
     charts = tuple(chart(found, d) for d, found in sorted(group(near, _head_dim).items()))
-    text = found_by_heads(near)
-    finding = Finding(f"{text}. The paper has no such experiment.")
-    return Section(NAME, TITLE, intro, (Block("", charts, (finding,), (table(documents),)),), (), f"recall: {text}")
+    text = found_by_heads(near) if near else ""
+    findings = (Finding(f"{text}. The paper has no such experiment." if text else ""), Finding(falls(near)))
+    block = Block("", charts, findings, (table(documents),))
+    return Section(NAME, TITLE, intro, (block,), (), f"recall: {text}" if text else "")
+
+
+def _seeds(documents: list[Document]) -> str:
+    """How little the numbers say of chance."""
+    runs = group(documents, _but_for_the_seed)
+    several = sum(len(found) > 1 for found in runs.values())
+    return f"{several} of {len(runs)} settings have a second seed, the others one." if several else "All have one seed."
+
+
+def _but_for_the_seed(document: Document) -> Hashable:
+    return tuple((name, str(value)) for name, value in document["settings"].items() if name != "seed")
+
+
+def falls(documents: list[Document]) -> str:
+    """Who recalls clearly less with larger heads, whose state holds more; "" if nobody."""
+    parts = []
+    for (name, pairs), found in group(
+        documents, lambda d: (d["settings"]["attention"], d["settings"]["pairs"])
+    ).items():
+        means = {size: spread([_accuracy(d) for d in own])[0] for size, own in group(found, _head_dim).items()}
+        small, large = min(means), max(means)
+        if means[large] < means[small] - FALL:
+            shown = f"from {means[small]:.1f} to {means[large]:.1f} % of {pairs} pairs"
+            parts.append(f"{name} falls {shown} with heads of {large} in the place of {small}")
+    return "; ".join(parts)
+
+
+def _accuracy(document: Document) -> float:
+    return float(100 * document["result"]["accuracy"])
 
 
 def found_by_heads(documents: list[Document]) -> str:
@@ -59,14 +93,12 @@ def chart(documents: list[Document], head_dim: int) -> Chart:
         points = []
         for pairs in sorted(_pairs(found)):
             values = [
-                100 * d["result"]["accuracy"]
-                for d in found
-                if d["settings"]["pairs"] == pairs and d["settings"]["memory"] == memory
+                _accuracy(d) for d in found if d["settings"]["pairs"] == pairs and d["settings"]["memory"] == memory
             ]
             if values:
                 points.append((pairs, *spread(values)))
         x, y, deviation = zip(*points, strict=True)
-        series.append(Series(name, x, y, deviation))
+        series.append(Series(name, x, y, deviation, dashed=name.endswith("gated")))  # often on the line of fastmax2
     return Chart(
         f"recall-d{head_dim}",
         f"heads of {head_dim}",
@@ -92,7 +124,7 @@ def table(documents: list[Document]) -> Table:
                 s["filler"],
                 _head_dim(d),
                 s["seed"],
-                100 * r["accuracy"],
+                _accuracy(d),
                 r["steps_done"],
                 reach,
             )

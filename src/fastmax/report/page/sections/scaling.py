@@ -1,6 +1,8 @@
 """Scaling: time and memory against the number of tokens (Figure 3)."""
 
-from math import exp, log
+from collections.abc import Sequence
+from itertools import product
+from math import exp, inf, log
 from statistics import linear_regression, median
 from typing import Any
 
@@ -24,47 +26,56 @@ from fastmax.report.page.words import listed, times
 NAME = "scaling"
 TITLE = "Scaling: time and memory against N (Figure 3)"
 SOFTMAX = {"vanilla": "the plain formula", "softmax": "PyTorch's kernel"}
+ORDERS = ("fastmax1", "fastmax2")
+FORWARD, BOTH = "forward", "forward + backward"
 LINEAR = ("Section 3.1, Figure 3", "The time of Fastmax grows linearly with N, that of softmax quadratically.")
 EVEN32 = ("Table 2", "The break-even point of second-order Fastmax with D = 32 is N = 1024.")
 EVEN128 = ("Section 3.1", "With D = 128, Fastmax1 is ahead of softmax from N = 1400 on.")
 MASKED = ("Section 3.1", "Masked Fastmax takes D times as long as unmasked, because of its memory.")
+MEMORY = ("Abstract, Conclusion", "The memory of attention falls from O(N²) to O(N).")
+CLAIMS = (LINEAR, MASKED, MEMORY, EVEN32, EVEN128)
 Cell = dict[str, Any]
 LONGEST = 4
 """How many lengths an exponent is taken of: two would show what a neighbour of the machine did meanwhile."""
+LINEAR_BELOW, QUADRATIC_ABOVE = 1.3, 1.6
+"""Exponents that are taken for 1, and for 2."""
 
 
 def section(results: Results) -> Section:
     documents = sorted(results.get(NAME, []), key=lambda one: one["settings"]["head_dim"])
     if not documents:
-        return Section(NAME, TITLE, claims=tuple(untested(*claim) for claim in (LINEAR, EVEN32, EVEN128, MASKED)))
+        return Section(NAME, TITLE, claims=tuple(untested(*claim) for claim in CLAIMS))
     slopes = slope_table(documents)
-    even = break_even_table(documents)
-    linear, grows = _linear(slopes)
-    masked = _masked(documents)
+    linear, masked, memory = _linear(slopes), _masked(documents), _memory(documents)
+    even32 = _even(documents, EVEN32, 32, "fastmax2", 1024)
+    even128 = _even(documents, EVEN128, 128, "fastmax1", 1400)
     s = documents[0]["settings"]
     intro = (
-        f"One attention block of {s['heads']} heads, fp32, random inputs, batch 1; contestants "
-        f"take turns, best of {s['rounds']} "
-        "rounds. vanilla is softmax by the plain formula, softmax PyTorch's fused kernel. A contestant "
-        "stops where a call is expected "
-        f"to take over {s['longest']:g} s; an x marks where the N × N matrices of the plain formula "
-        f"exceed {s['limit'] / 2**30:g} GiB."
+        f"One attention block of {s['heads']} heads, fp32, random inputs, batch 1; contestants take turns, best of "
+        f"{s['rounds']} rounds. vanilla is softmax by the plain formula, softmax PyTorch's fused kernel. A contestant stops "
+        f"where a call is expected to take over {s['longest']:g} s; an x above a figure marks the N from which on the N × N "
+        f"matrices of the plain formula exceed {s['limit'] / 2**30:g} GiB."
     )
-    forward = [c for d in documents for c in charts(d, "forward")]
-    both = [c for d in documents for c in charts(d, "forward + backward")]
-    memory = [memory_chart(d) for d in documents]
+    forward = [c for d in documents for c in charts(d, FORWARD)]
+    both = [c for d in documents for c in charts(d, BOTH)]
     blocks = (
-        Block("Forward", tuple(forward), (linear,), (slopes,)),
+        Block("Forward", tuple(forward), (linear.finding,), (slopes,)),
         Block("Forward and backward", tuple(both), (), (), folded=True),
+        Block("Masked against unmasked", (), (masked.finding,), (masked_table(documents),)),
         Block(
             "Peak memory of forward and backward, unmasked",
-            tuple(memory),
-            (_memory_finding(documents),),
+            tuple(memory_chart(d) for d in documents),
+            (memory.finding, _against_softmax(documents)),
             (memory_table(documents),),
         ),
-        Block("Break-even", (), (_even_finding(even),), (even,)),
-    )  # fmt: skip
-    claims = (grows, *_even_claims(documents), masked)
+        Block(
+            "Break-even",
+            (),
+            (even32.finding, even128.finding, _even_finding(documents)),
+            (break_even_table(documents, FORWARD), break_even_table(documents, BOTH)),
+        ),
+    )
+    claims = (linear, masked, memory, even32, even128)
     return Section(NAME, TITLE, intro, blocks, claims, _headline(documents))
 
 
@@ -79,20 +90,9 @@ def charts(document: Document, kind: str) -> list[Chart]:
             missing = tuple(c["tokens"] for c in cells if c["absent"].get(name) == "memory")
             x, y = zip(*points, strict=True) if points else ((), ())
             series.append(Series(name, x, y, missing=missing[:1]))
-        mask = "masked" if is_causal else "unmasked"
-        short = "backward" if "backward" in kind else "forward"
-        found.append(
-            Chart(
-                f"scaling-{short}-{mask}-d{d}",
-                f"D = {d}, {mask}",
-                "tokens N",
-                f"{kind}, ms",
-                tuple(series),
-                True,
-                True,
-                2,
-            )
-        )
+        name = f"scaling-{'backward' if kind == BOTH else 'forward'}-{_mask(is_causal)}-d{d}"
+        title = f"D = {d}, {_mask(is_causal)}"
+        found.append(Chart(name, title, "tokens N", f"{kind}, ms", tuple(series), True, True, 2))
     return found
 
 
@@ -112,7 +112,7 @@ def memory_chart(document: Document) -> Chart:
 
 def memory_table(documents: list[Document]) -> Table:
     rows = [
-        (d["settings"]["head_dim"], "masked" if row["is_causal"] else "unmasked", row["contestant"], row["tokens"],
+        (d["settings"]["head_dim"], _mask(row["is_causal"]), row["contestant"], row["tokens"],
          (row["peak"] - row["before"]) / 2**20)
         for d in documents for row in d["result"]["memory"]
     ]  # fmt: skip
@@ -126,14 +126,12 @@ def memory_table(documents: list[Document]) -> Table:
 
 
 def slope_table(documents: list[Document]) -> Table:
-    rows = []
-    for d in documents:
-        for is_causal in (False, True):
-            for kind in ("forward", "forward + backward"):
-                cells = _cells(d, is_causal, kind)
-                for name in cells[0]["seconds"]:
-                    slope = growth(cells, name, d["settings"]["head_dim"])
-                    rows.append((d["settings"]["head_dim"], "masked" if is_causal else "unmasked", kind, name, *slope))
+    rows = [
+        (d["settings"]["head_dim"], _mask(is_causal), kind, name, *growth(cells, name, d["settings"]["head_dim"]))
+        for d, is_causal, kind in product(documents, (False, True), (FORWARD, BOTH))
+        for cells in [_cells(d, is_causal, kind)]
+        for name in cells[0]["seconds"]
+    ]
     return Table(
         "scaling-growth",
         "Growth of the time: the exponent of N over the longest that were measured, of Fastmax in its factorized form",
@@ -149,7 +147,10 @@ def growth(cells: list[Cell], name: str, head_dim: int) -> tuple[int | None, int
     ran = [c for c in cells if name in c["seconds"] and (name in SOFTMAX or _is_factorized(c, name, head_dim))]
     if len(ran) < 2:
         return None, None, None
-    points = [(c["tokens"], c["seconds"][name]["best"]) for c in ran[-LONGEST:]]
+    return _exponent([(c["tokens"], c["seconds"][name]["best"]) for c in ran[-LONGEST:]])
+
+
+def _exponent(points: Sequence[tuple[int, float]]) -> tuple[int, int, float]:
     x, y = ([log(point[i]) for point in points] for i in (0, 1))
     return points[0][0], points[-1][0], linear_regression(x, y).slope
 
@@ -159,140 +160,257 @@ def _is_factorized(cell: Cell, name: str, head_dim: int) -> bool:
     return cheaper_form(n, n, head_dim, head_dim, order, cell["is_causal"]) == "factorized"
 
 
-def break_even(cells: list[Cell], ours: str, theirs: str) -> tuple[str, float | None]:
-    """The N from which on `ours` is faster, interpolated between the measured ones: how to say it, and the number."""
+def break_even(cells: list[Cell], ours: str, theirs: str) -> tuple[float, float] | None:
+    """Between which N `ours` gets faster for good: one number twice where it is interpolated between measured ones, 0 or
+    infinity on the side where nothing was measured, None if the two were never measured together."""
     both = [c for c in cells if ours in c["seconds"] and theirs in c["seconds"]]
     ratios = [(c["tokens"], c["seconds"][theirs]["best"] / c["seconds"][ours]["best"]) for c in both]
     if not ratios:
-        return "–", None
+        return None
     slower = [i for i, (_, ratio) in enumerate(ratios) if ratio < 1]
     if not slower:
-        return f"below {ratios[0][0]:,}", None
+        return 0, ratios[0][0]
     if slower[-1] == len(ratios) - 1:
-        return f"above {ratios[-1][0]:,}", None
+        return ratios[-1][0], inf
     (n1, r1), (n2, r2) = ratios[slower[-1]], ratios[slower[-1] + 1]
     n = exp(log(n1) + log(n2 / n1) * -log(r1) / (log(r2) - log(r1)))
-    return f"{n:,.0f}", n
+    return n, n
 
 
-def break_even_table(documents: list[Document]) -> Table:
-    rows = []
-    for d in documents:
-        for is_causal in (False, True):
-            for kind in ("forward", "forward + backward"):
-                cells = _cells(d, is_causal, kind)
-                found = [break_even(cells, ours, theirs)[0] for ours in ("fastmax1", "fastmax2") for theirs in SOFTMAX]
-                rows.append((d["settings"]["head_dim"], "masked" if is_causal else "unmasked", kind, *found))
-    columns = (
-        "D",
-        "mask",
-        "pass",
-        *(f"{ours} against {theirs}" for ours in ("fastmax1", "fastmax2") for theirs in SOFTMAX),
-    )
+def break_even_table(documents: list[Document], kind: str) -> Table:
+    """Numbers are of what was interpolated: they sort as such."""
+    pairs = [(ours, theirs) for ours in ORDERS for theirs in SOFTMAX]
+    rows = [
+        (d["settings"]["head_dim"], _mask(is_causal), *(_even_cell(break_even(cells, *pair)) for pair in pairs))
+        for d, is_causal in product(documents, (False, True))
+        for cells in [_cells(d, is_causal, kind)]
+    ]
     return Table(
-        "scaling-break-even",
-        "The N from which on Fastmax is faster, interpolated between measured N",
-        columns,
+        "scaling-break-even" if kind == FORWARD else "scaling-break-even-backward",
+        f"The N from which on Fastmax is faster, interpolated between measured N: {kind}",
+        ("D", "mask", *(f"{ours} against {theirs}" for ours, theirs in pairs)),
         tuple(rows),
+        ("", "", *(",.0f" for _ in pairs)),
     )
+
+
+def _even_cell(even: tuple[float, float] | None) -> float | str | None:
+    if even is None:
+        return None
+    low, high = even
+    return f"below {high:,}" if low == 0 else f"above {low:,}" if high == inf else low
+
+
+def _mask(is_causal: bool) -> str:
+    return "masked" if is_causal else "unmasked"
 
 
 def _cells(document: Document, is_causal: bool, kind: str) -> list[Cell]:
     return [c for c in document["result"]["time"] if c["is_causal"] == is_causal and c["pass"] == kind]
 
 
-def _linear(slopes: Table) -> tuple[Finding, Claim]:
-    ours = [
-        row[-1] for row in slopes.rows if row[3].startswith("fastmax") and row[2] == "forward" and row[-1] is not None
-    ]
-    theirs = [row[-1] for row in slopes.rows if row[3] in SOFTMAX and row[2] == "forward" and row[-1] is not None]
+def _linear(slopes: Table) -> Claim:
+    rows = [row for row in slopes.rows if row[2] == FORWARD]
+    (ours, theirs), (ours_too, theirs_too) = (_exponents(slopes, kind) for kind in (FORWARD, BOTH))
     if not ours or not theirs:
-        return Finding("Too few lengths were measured to tell how times grow."), untested(
-            *LINEAR, "too few lengths were measured"
-        )
-    ok = max(ours) < 1.3 and min(theirs) > 1.6
-    verdict = AGREES if ok else PARTLY
+        return untested(*LINEAR, "too few lengths were measured to tell how times grow")
     text = (
-        f"Over the longest N of each, the time of Fastmax grows as N to the power {min(ours):.2f} to {max(ours):.2f} "
-        f"(median {median(ours):.2f}), that of softmax {min(theirs):.2f} to {max(theirs):.2f} ({median(theirs):.2f}). "
-        "Fastmax counts where its factorized form is the cheaper one; below, it is dense, and quadratic too."
+        "Forward, over the longest N of each, the time of Fastmax grows as N to the power "
+        f"{_spread(ours)}, that of softmax {_spread(theirs)}."
     )
-    return Finding(text, verdict), Claim(*LINEAR, verdict, text)
-
-
-def _even_finding(table: Table) -> Finding:
-    every = [cell for row in table.rows for cell in row[3:]]
-    below = sum(cell.startswith("below") for cell in every)
-    return Finding(
-        f"In {below} of {len(every)} comparisons Fastmax is already ahead at the shortest N that "
-        "was measured. Fastmax takes the dense form "
-        "where that is cheaper, so it has no reason to lose at short N."
-    )
-
-
-def _even_claims(documents: list[Document]) -> list[Claim]:
-    claims = []
-    for claim, d, ours, bound in ((EVEN32, 32, "fastmax2", 1024), (EVEN128, 128, "fastmax1", 1400)):
-        document = next((one for one in documents if one["settings"]["head_dim"] == d), None)
-        if document is None:
-            claims.append(untested(*claim, f"D = {d} was not measured in this folder"))
-            continue
-        words, earlier = [], []
-        for is_causal in (False, True):
-            said, n = break_even(_cells(document, is_causal, "forward"), ours, "vanilla")
-            words.append(f"{said} ({'masked' if is_causal else 'unmasked'})")
-            earlier.append(said.startswith("below") or (n is not None and n <= bound))
-        verdict = AGREES if all(earlier) else PARTLY if any(earlier) else DIFFERS
-        text = (
-            f"On this processor {ours} is ahead of the plain formula, forward, from N = {listed(words)} "
-            "on: not later than the paper says."
+    steep = [row for row in rows if row[3] in ORDERS and row[-1] is not None and row[-1] >= LINEAR_BELOW]
+    if steep:
+        text += (
+            f" Over {LINEAR_BELOW}: {listed([f'{row[3]} at D = {row[0]}, {row[1]}, {row[-1]:.2f}' for row in steep])}."
         )
-        if not all(earlier):
-            text = f"On this processor {ours} is ahead of the plain formula, forward, from N = {listed(words)} on."
-        claims.append(Claim(*claim, verdict, text))
-    return claims
+    if ours_too and theirs_too:
+        text += f" With the backward pass: {_spread(ours_too)} and {_spread(theirs_too)}."
+    text += " Fastmax counts where its factorized form is the cheaper one; below, it is dense, and quadratic too."
+    absent = dict.fromkeys(f"{row[3]} at D = {row[0]}" for row in rows if row[3] in ORDERS and row[-1] is None)
+    if absent:
+        text += f" Not counted, since it did not run at two such lengths: {listed([*absent])}."
+    return Claim(*LINEAR, _growth_verdict(ours, theirs), text)
+
+
+def _exponents(slopes: Table, kind: str) -> tuple[list[float], list[float]]:
+    """Of Fastmax and of softmax."""
+    rows = [row for row in slopes.rows if row[2] == kind and row[-1] is not None]
+    return [row[-1] for row in rows if row[3] in ORDERS], [row[-1] for row in rows if row[3] in SOFTMAX]
+
+
+def _spread(values: list[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f} (median {median(values):.2f})"
+
+
+def _growth_verdict(ours: list[float], theirs: list[float]) -> str:
+    if max(ours) < LINEAR_BELOW and min(theirs) > QUADRATIC_ABOVE:
+        return AGREES
+    return DIFFERS if median(ours) >= LINEAR_BELOW else PARTLY
+
+
+def _even(documents: list[Document], claim: tuple[str, str], d: int, ours: str, paper: int) -> Claim:
+    """Forward, against the plain formula. Within a factor of two it is the paper's number."""
+    document = next((one for one in documents if one["settings"]["head_dim"] == d), None)
+    if document is None:
+        return untested(*claim, f"D = {d} was not measured in this folder")
+    cells = {c: _cells(document, c, FORWARD) for c in (False, True)}
+    found = {c: even for c in cells if (even := break_even(cells[c], ours, "vanilla")) is not None}
+    places = {place for even in found.values() if (place := _place(even, paper))}
+    if not places:
+        return untested(*claim, f"{ours} and the plain formula were not measured together at lengths that would tell")
+    said = " and ".join(
+        f"{words} ({_masks(found, words)})" for words in dict.fromkeys(map(_even_words, found.values()))
+    )
+    text = f"On this processor {ours} is faster than the plain formula, forward, {said}."
+    if "earlier" in places:
+        text += (
+            f" That is earlier than the paper's N = {paper}. Fastmax takes the cheaper one of its two forms at every N"
+        )
+        dense = [(c, n) for c in cells if (n := _dense_up_to(cells[c], ours, d))]
+        text += f": the dense one up to {listed([f'{n:,} ({_mask(c)})' for c, n in dense])}." if dense else "."
+    verdict = AGREES if places == {"as said"} else DIFFERS if places == {"later"} else PARTLY
+    return Claim(*claim, verdict, text)
+
+
+def _masks(found: dict[bool, tuple[float, float]], words: str) -> str:
+    """The masks of which these words are so."""
+    return listed([_mask(c) for c, even in found.items() if _even_words(even) == words])
+
+
+def _dense_up_to(cells: list[Cell], name: str, head_dim: int) -> int:
+    """The longest N that was measured at which the dense form is the cheaper one; 0 if there is none."""
+    dense = (c["tokens"] for c in cells if name in c["seconds"] and not _is_factorized(c, name, head_dim))
+    return max(dense, default=0)
+
+
+def _place(even: tuple[float, float], paper: int) -> str:
+    """Whether it comes as the paper says; nothing where what was measured does not tell."""
+    low, high = even
+    if low >= paper / 2 and high <= 2 * paper:
+        return "as said"
+    return "later" if low >= 2 * paper else "earlier" if high <= paper else ""
+
+
+def _even_words(even: tuple[float, float]) -> str:
+    low, high = even
+    if low == 0:
+        return f"at every N that was measured, from {high:,} on"
+    return f"at no N that was measured, up to {low:,}" if high == inf else f"from N = {low:,.0f} on"
+
+
+def _even_finding(documents: list[Document]) -> Finding:
+    """Which comparisons are not won from the shortest length on."""
+    count, later = 0, []
+    for d, is_causal, kind, ours, theirs in product(documents, (False, True), (FORWARD, BOTH), ORDERS, SOFTMAX):
+        even = break_even(_cells(d, is_causal, kind), ours, theirs)
+        count += even is not None
+        if even is not None and even[0] > 0:
+            where = f"D = {d['settings']['head_dim']}, {_mask(is_causal)}, {kind}"
+            later.append(f"{ours} is ahead of {SOFTMAX[theirs]} {_even_words(even)} ({where})")
+    if not count:
+        return Finding("")
+    text = f"In {count - len(later)} of {count} comparisons Fastmax is ahead at every N that was measured."
+    return Finding(f"{text} In the others {listed(later)}." if later else text)
+
+
+def masked_table(documents: list[Document]) -> Table:
+    rows = [
+        (d["settings"]["head_dim"], kind, *(x for name in ORDERS for x in masked_ratio(d, kind, name)))
+        for d, kind in product(documents, (FORWARD, BOTH))
+    ]
+    return Table(
+        "scaling-masked",
+        "Time of masked Fastmax over that of unmasked, at the longest N at which both ran in their factorized form",
+        ("D", "pass", "fastmax1, N", "fastmax1, times", "fastmax2, N", "fastmax2, times"),
+        tuple(rows),
+        ("", "", ",", ".2f", ",", ".2f"),
+    )
+
+
+def masked_ratio(document: Document, kind: str, name: str) -> tuple[int | None, float | None]:
+    """The N, and masked over unmasked. The dense form has no state that a mask could make larger: it does not count."""
+    d = document["settings"]["head_dim"]
+    took = [
+        {c["tokens"]: c["seconds"][name]["best"] for c in _cells(document, is_causal, kind)
+         if name in c["seconds"] and _is_factorized(c, name, d)}
+        for is_causal in (False, True)
+    ]  # fmt: skip
+    n = max(took[0].keys() & took[1].keys(), default=None)
+    return (None, None) if n is None else (n, took[1][n] / took[0][n])
 
 
 def _masked(documents: list[Document]) -> Claim:
-    ratios = []
-    for d in documents:
-        cells = {c: _cells(d, c, "forward")[-1] for c in (False, True)}
-        times_of = {
-            c: cell["seconds"]["fastmax2"]["best"] for c, cell in cells.items() if "fastmax2" in cell["seconds"]
-        }
-        if len(times_of) == 2:
-            ratios.append(times_of[True] / times_of[False])
-    if not ratios:
-        return untested(*MASKED)
+    def ratios(kind: str, name: str) -> dict[int, float]:
+        found = {d["settings"]["head_dim"]: masked_ratio(d, kind, name)[1] for d in documents}
+        return {d: ratio for d, ratio in found.items() if ratio is not None}
+
+    judged = ratios(FORWARD, "fastmax2")
+    if not judged:
+        return untested(*MASKED, "Fastmax2 did not run in its factorized form, forward, with and without the mask")
     text = (
-        f"Here masked Fastmax2 takes {min(ratios):.1f} to {max(ratios):.1f} times as long as unmasked, "
-        "at the longest N: chunks need no state per token."
+        f"Masked Fastmax2, forward, takes {_times(judged)} times as long as unmasked (D = {listed([*map(str, judged)])}, the "
+        "longest N at which both ran in their factorized form)"
     )
-    return Claim(*MASKED, DIFFERS if max(ratios) < 4 else AGREES, text)
+    others = ((BOTH, "fastmax2", "with the backward pass"), (FORWARD, "fastmax1", "Fastmax1 forward"),
+              (BOTH, "fastmax1", "Fastmax1 with the backward pass"))  # fmt: skip
+    text += "".join(f"; {words} {_times(found)}" for *at, words in others for found in [ratios(*at)] if found)
+    near = [d / 2 <= ratio <= 2 * d for d, ratio in judged.items()]
+    text += "." if any(near) else ". It is computed in chunks, which need no state per token."
+    missing = [str(d["settings"]["head_dim"]) for d in documents if d["settings"]["head_dim"] not in judged]
+    text += f" Not counted, since that form was not reached: Fastmax2 at D = {listed(missing)}." if missing else ""
+    return Claim(*MASKED, AGREES if all(near) else PARTLY if any(near) else DIFFERS, text)
 
 
-def _memory_finding(documents: list[Document]) -> Finding:
+def _times(ratios: dict[int, float]) -> str:
+    low, high = (f"{end(ratios.values()):.1f}" for end in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
+def _peaks(document: Document, is_causal: bool) -> dict[str, dict[int, int]]:
+    """Bytes by contestant and N, where there are any to be seen."""
+    found: dict[str, dict[int, int]] = {}
+    for row in document["result"]["memory"]:
+        if row["is_causal"] == is_causal and row["peak"] > row["before"]:
+            found.setdefault(row["contestant"], {})[row["tokens"]] = row["peak"] - row["before"]
+    return found
+
+
+def _memory(documents: list[Document]) -> Claim:
+    grown: dict[str, list[float]] = {}
+    for d, is_causal in product(documents, (False, True)):
+        for name, peaks in _peaks(d, is_causal).items():
+            if len(peaks) > 1:
+                grown.setdefault(name, []).append(_exponent(sorted(peaks.items())[-LONGEST:])[2])
+    ours = [exponent for name in ORDERS for exponent in grown.get(name, [])]
+    if not ours or "vanilla" not in grown:
+        return untested(*MEMORY, "too few lengths were measured to tell how memory grows")
+    text = (
+        "Forward and backward, masked and not, over the longest N of each, the memory of Fastmax grows as N to the power "
+        f"{_spread(ours)}, that of the plain formula {_spread(grown['vanilla'])}"
+    )
+    text += f"; that of PyTorch's kernel {_spread(grown['softmax'])}." if "softmax" in grown else "."
+    return Claim(*MEMORY, _growth_verdict(ours, grown["vanilla"]), text)
+
+
+def _against_softmax(documents: list[Document]) -> Finding:
     parts = []
-    for d in documents:
-        rows = {
-            (r["contestant"], r["tokens"]): r["peak"] - r["before"] for r in d["result"]["memory"] if not r["is_causal"]
-        }
-        common = [n for name, n in rows if name == "vanilla" and ("fastmax2", n) in rows]
-        if common:
-            n = max(common)
-            parts.append(
-                f"{times(rows['vanilla', n] / max(rows['fastmax2', n], 1))} at D = {d['settings']['head_dim']} (N = {n:,})"
-            )
-    return (
-        Finding(f"The plain formula needs more memory than Fastmax2: {listed(parts)}.", AGREES)
-        if parts
-        else Finding("")
+    for theirs, name in SOFTMAX.items():
+        ratios = []
+        for d in documents:
+            peaks = _peaks(d, is_causal=False)
+            n = max(peaks.get(theirs, {}).keys() & peaks.get("fastmax2", {}).keys(), default=None)
+            if n is not None:
+                ratio = times(peaks[theirs][n] / peaks["fastmax2"][n])
+                ratios.append(f"{ratio} (D = {d['settings']['head_dim']}, N = {n:,})")
+        parts += [f"{name} {listed(ratios)}"] if ratios else []
+    return Finding(
+        f"Memory over that of Fastmax2, unmasked, at the longest N of both: {'; '.join(parts)}." if parts else ""
     )
 
 
 def _headline(documents: list[Document]) -> str:
     for d in documents:
-        cells = [c for c in _cells(d, False, "forward") if {"vanilla", "fastmax2"} <= c["seconds"].keys()]
+        cells = [c for c in _cells(d, False, FORWARD) if {"vanilla", "fastmax2"} <= c["seconds"].keys()]
         if cells:
             c = cells[-1]
             ratio = c["seconds"]["vanilla"]["best"] / c["seconds"]["fastmax2"]["best"]
