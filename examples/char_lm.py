@@ -196,13 +196,15 @@ def train(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if (step + 1) % args.checkpoint_every == 0:
-            checkpoints.save(step + 1)
         if args.losses is not None:
             shown = mean_over(mesh, loss)
             if speaks():
                 with args.losses.open("a") as file:
                     file.write(f"{step} {shown:.6f}\n")
+        if (
+            step + 1
+        ) % args.checkpoint_every == 0:  # after the loss is written: who resumes does not make this step again
+            checkpoints.save(step + 1)
     shown = mean_over(mesh, loss)
     if speaks() and first < args.steps:
         seconds = perf_counter() - start
