@@ -9,24 +9,24 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # An editable install knows the files that there were: its stamp carries a sum over their names.
-FILES := $(shell find src -name '*.py' | sort | cksum | cut -d ' ' -f 1)
+FILES := $(shell find src lab/src -name '*.py' | sort | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/.installed-$(FILES)
 NATIVE := CMakeLists.txt $(shell find native -type f)
 
-$(STAMP): pyproject.toml constraints.txt $(NATIVE)
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[test,dev,docs,release]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,dev,docs,release]' --editable './lab[test]'
 	touch $@
 
 demo: $(STAMP)  ## the paper's experiments in miniature on this machine, and their report, in out/quick
-	$(BIN)/fastmax reproduce --budget quick --out out/quick
-	$(BIN)/fastmax report out/quick
+	$(BIN)/fastmax-lab reproduce --budget quick --out out/quick
+	$(BIN)/fastmax-lab report out/quick
 
 test: $(STAMP)  ## all tests, with the coverage that must hold
 	$(BIN)/python -m pytest --numprocesses 2 --cov --cov-fail-under 95
 
 test-generic: $(STAMP)  ## on a machine without our instruction levels: the kernel, the definition, the layers, the states, the command
-	$(BIN)/python -m pytest --numprocesses 2 tests/backends tests/nn tests/state tests/commands tests/data tests/test_*.py
+	$(BIN)/python -m pytest --numprocesses 2 tests/backends tests/nn tests/state tests/test_*.py
 
 test-triton: $(STAMP)  ## the whole suite of the Triton backend in Triton's interpreter, all kernels compiled for all targets: a quarter of an hour of CPU time
 	$(BIN)/python -m pytest --numprocesses 2 --interpreted -m interpreted tests/backends
@@ -54,16 +54,16 @@ package: $(STAMP)  ## the source distribution, the wheel made of it, and both tr
 	$(BIN)/python tools/repair_wheel.py dist/built dist
 	$(BIN)/python -m pytest --numprocesses 0 --wheel "$$(ls dist/*.whl)" -m packaged tests/packaging
 
-bench: $(STAMP)  ## every benchmark; results go to results/
-	$(BIN)/fastmax bench core --out results/core.json
-	$(BIN)/fastmax bench kernel --out results/kernel.json
-	$(BIN)/fastmax bench decode --out results/decode.json
-	$(BIN)/fastmax bench generate --out results/generate.json
-	$(BIN)/fastmax bench dropout --out results/dropout.json
-	$(BIN)/fastmax bench decay --out results/decay.json
-	$(BIN)/fastmax bench distributed --out results/distributed.json
-	$(BIN)/fastmax bench long --out results/long.json
-	$(BIN)/fastmax bench lra --out results/lra.json
+bench: $(STAMP)  ## every benchmark; results go to lab/results/
+	$(BIN)/fastmax-lab bench core --out lab/results/core.json
+	$(BIN)/fastmax-lab bench kernel --out lab/results/kernel.json
+	$(BIN)/fastmax-lab bench decode --out lab/results/decode.json
+	$(BIN)/fastmax-lab bench generate --out lab/results/generate.json
+	$(BIN)/fastmax-lab bench dropout --out lab/results/dropout.json
+	$(BIN)/fastmax-lab bench decay --out lab/results/decay.json
+	$(BIN)/fastmax-lab bench distributed --out lab/results/distributed.json
+	$(BIN)/fastmax-lab bench long --out lab/results/long.json
+	$(BIN)/fastmax-lab bench lra --out lab/results/lra.json
 
 sanitize: $(STAMP)  ## the kernel tests under the address and undefined-behaviour sanitizers
 	tools/sanitize.sh

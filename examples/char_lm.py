@@ -27,9 +27,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from fastmax.baselines.softmax_layer import SoftmaxAttention
 from fastmax.distributed import parallelize
 from fastmax.models import FastmaxLM, LMConfig
+from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
 
 GRAMMAR = {
     "text": ["{scene} {scene}\n"],

@@ -1,16 +1,16 @@
 """Generation with constant memory: measure it against a cache of keys and values, and draw it.
 
 pip install 'fastmax[hf,report]'
-python examples/constant_memory.py --out results/generate.json --picture results/generate.png
-python examples/constant_memory.py --draw results/generate.json --picture results/generate.png
+python examples/constant_memory.py --out lab/results/generate.json --picture lab/results/generate.png
+python examples/constant_memory.py --draw lab/results/generate.json --picture lab/results/generate.png
 """
 
 import argparse
 import json
 from pathlib import Path
 
-from fastmax.bench.generate import run
-from fastmax.report.generate import draw, summary
+from fastmax_lab.bench.generate import run
+from fastmax_lab.report.generate import draw, summary
 
 
 def arguments() -> argparse.Namespace:

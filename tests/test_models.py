@@ -159,7 +159,7 @@ def test_refusals(tokens: Tensor, options: dict[str, Any], message: str) -> None
 
 
 def test_a_model_of_another_layer_trains_and_has_no_states() -> None:
-    from fastmax.baselines.softmax_layer import SoftmaxAttention
+    from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
 
     config = dataclasses.replace(model().config, normalize=False, decay=None)
     m = FastmaxLM(config, SoftmaxAttention)

@@ -7,9 +7,9 @@ Operations are those of the kernels (docs/gpu.md), at an assumed share of the pe
 
 import torch
 
-from fastmax._roofline import GPUS
 from fastmax.backends.triton.states import Shape
 from fastmax.backends.triton.tiles import tiles_for
+from fastmax_lab._roofline import GPUS
 
 FLASH = {
     ("A100", "FA-2"): {64: (175e12, 171e12), 128: (195e12, 189e12)},

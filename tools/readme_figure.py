@@ -1,4 +1,4 @@
-"""The figure of the README, from measurements that are in results/: what attention costs by length, and what a token does.
+"""The figure of the README, from lab/results/: the cost of attention by length, and of a decoded token.
 
 python tools/readme_figure.py            # writes docs/images/cost.svg
 

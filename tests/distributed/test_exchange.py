@@ -10,11 +10,11 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from fastmax.bench.traffic import Traffic
 from fastmax.distributed import context_parallel_attention, context_parallel_varlen_attention
 from fastmax.distributed.agree import Statement, disagreement
 from fastmax.distributed.scan import Carry, gathers, rounds
 from fastmax.features import feature_count
+from fastmax_lab.bench.traffic import Traffic
 from tests.distributed.cases import Case, shard
 from tests.distributed.pool import Pool
 from tests.support import randn

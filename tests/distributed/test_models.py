@@ -18,10 +18,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from fastmax.baselines.softmax_layer import SoftmaxAttention
 from fastmax.distributed import parallelize
 from fastmax.models import FastmaxLM, LMConfig
 from fastmax.nn import FastmaxAttention
+from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
 from tests.distributed.pool import Pool
 from tests.distributed.test_exchange import refused
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fastmax.cli import parser
+from fastmax_lab.cli import parser
 from tests.docs.blocks import BLOCKS, ROOT, Block
 from tests.support import example
 
@@ -107,7 +107,7 @@ def test_the_commands_of_a_block_exist(block: Block, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     "wrong",
     [
-        "fastmax bench kernel --tokes 5",
+        "fastmax-lab bench kernel --tokes 5",
         "make tests",
         "python examples/char_lm.py --stept 3",
         "pip install '.[al]'",

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fastmax.baselines.softmax_layer import SoftmaxAttention
 from fastmax.nn import FastmaxAttention, LayerOptions
 from fastmax.state import FastmaxState
 from fastmax.state.recent import capacity
+from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
 from tests.support import assert_within_budget, randn
 
 B, L, E, H = 3, 40, 16, 4

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastmax.baselines.softmax_layer import SoftmaxAttention
+from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
 from tests.support import assert_within_budget, randn
 
 

@@ -1,6 +1,6 @@
 """How the kernels cut the work, by architecture, channels and dtype: one table, looked up, never tuned behind a user's back.
 
-`fastmax tune` prints a better row where it finds one; docs/gpu.md has what each row costs in registers and shared memory.
+`fastmax-lab tune` prints a better row where it finds one; docs/gpu.md has what each row costs in registers and shared memory.
 """
 
 from dataclasses import dataclass, replace

@@ -8,9 +8,9 @@ from time import perf_counter, process_time
 
 import torch
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from fastmax._progress import Progress
 from fastmax.integrations.transformers.conversion import checkpoint, layers, losses
 from fastmax.integrations.transformers.conversion.batches import Batch, on, tokens_of, without_cache
 from fastmax.integrations.transformers.conversion.parameters import learning
@@ -62,11 +62,15 @@ class Run:
         total = sum(stage.steps for stage in self.stages.values())
         past = 0
         names = list(self.stages)
-        with Progress(total, "converting") as bar:
+        with tqdm(total=total, desc="converting", unit="step", disable=not progress) as bar:
             for name, stage in self.stages.items():
-                said = (lambda step, text, past=past: bar.show(past + step, text)) if progress else (lambda *_: None)
+
+                def show(step: int, text: str, past: int = past) -> None:
+                    bar.set_description(text, refresh=False)
+                    bar.update(past + step - bar.n)
+
                 if names.index(name) >= names.index(now.stage):
-                    self.learn(name, stage, said)
+                    self.learn(name, stage, show)
                 past += stage.steps
 
     def learn(self, name: str, stage: Stage, say: Callable[[int, str], None]) -> None:

@@ -1,0 +1,88 @@
+"""`fastmax-lab bench core`: is it linear in time and memory, and how far is it from the paper's literal form?"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fastmax import core, fastmax_attention
+from fastmax_lab._progress import Progress
+from fastmax_lab.bench.measure import interleave, seconds, write
+from fastmax_lab.bench.memory import peak
+
+BACKENDS = ("native", "chunked")
+"""Those of the CPU."""
+MEMORY_TOKENS = [1 << n for n in range(14, 19)]
+TIME_TOKENS = [1 << n for n in range(13, 17)]
+LITERAL = {"tokens": 4096, "head_dim": 32, "heads": 1}
+
+
+def run(out: str | None, quick: bool) -> dict[str, Any]:
+    """Measure, write the JSON."""
+    memory_tokens = MEMORY_TOKENS[:3] if quick else MEMORY_TOKENS
+    time_tokens = TIME_TOKENS[:3] if quick else TIME_TOKENS
+    measured: dict[str, Any] = {"memory": [], "time": [], "literal": []}
+    with Progress(len(BACKENDS) * (len(memory_tokens) + 2) + 2) as bar:
+        for backend in BACKENDS:
+            for tokens in memory_tokens:
+                bar.step(f"memory, {backend}, N = {tokens:,}")
+                call: dict[str, Any] = {
+                    "tokens": tokens,
+                    "head_dim": 64,
+                    "order": 2,
+                    "is_causal": True,
+                    "backend": backend,
+                }
+                measured["memory"].append(call | peak(**call))
+        for is_causal in (False, True):
+            for backend in BACKENDS:
+                bar.step(f"time, {backend}, {_mask(is_causal)}")
+                measured["time"] += _time(backend, time_tokens, is_causal, rounds=2 if quick else 6)
+            bar.step(f"the literal form, {_mask(is_causal)}")
+            measured["literal"].append(_literal(is_causal, rounds=5))
+    write(out, measured)
+    return measured
+
+
+def _time(backend: str, lengths: list[int], is_causal: bool, rounds: int) -> list[dict[str, Any]]:
+    """All lengths in turns, so that a slow minute of the machine is not one length's alone."""
+    contestants: dict[tuple[int, str], Callable[[], object]] = {}
+    for tokens in lengths:
+        contestants |= {(tokens, name): call for name, call in _passes(backend, tokens, is_causal).items()}
+    timings = interleave(contestants, rounds=rounds)
+    return [
+        {
+            "backend": backend,
+            "tokens": tokens,
+            "is_causal": is_causal,
+            "seconds": seconds({name: t for (at, name), t in timings.items() if at == tokens}),
+        }
+        for tokens in lengths
+    ]
+
+
+def _passes(backend: str, tokens: int, is_causal: bool) -> dict[str, Callable[[], object]]:
+    q, k, v = (torch.randn(1, 1, tokens, 64).requires_grad_() for _ in range(3))
+    do = torch.randn(1, 1, tokens, 64)
+
+    @torch.no_grad()
+    def forward() -> None:
+        fastmax_attention(q, k, v, is_causal=is_causal, backend=backend)
+
+    def forward_and_backward() -> None:
+        o = fastmax_attention(q, k, v, is_causal=is_causal, backend=backend)
+        torch.autograd.grad(o, (q, k, v), do)
+
+    return {"forward": forward, "forward + backward": forward_and_backward}
+
+
+def _literal(is_causal: bool, rounds: int) -> dict[str, Any]:
+    q, k, v = (torch.randn(LITERAL["heads"], LITERAL["tokens"], LITERAL["head_dim"]) for _ in range(3))
+    contestants: dict[str, Any] = {"core.py": lambda: core.fastmax(q, k, v, is_causal=is_causal)}
+    for backend in BACKENDS:
+        contestants[backend] = lambda name=backend: fastmax_attention(q, k, v, is_causal=is_causal, backend=name)
+    return {**LITERAL, "order": 2, "is_causal": is_causal, "seconds": seconds(interleave(contestants, rounds=rounds))}
+
+
+def _mask(is_causal: bool) -> str:
+    return "causal" if is_causal else "unmasked"

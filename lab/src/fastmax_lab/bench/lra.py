@@ -1,0 +1,144 @@
+"""`fastmax-lab bench lra`: training steps per second and peak memory of every attention on the five tasks, at full length."""
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from fastmax_lab._progress import Progress
+from fastmax_lab.baselines import SEVEN
+from fastmax_lab.bench.measure import interleave, seconds, write
+from fastmax_lab.bench.training_memory import peak
+from fastmax_lab.lra import batches, tasks
+from fastmax_lab.lra.model import classifier
+from fastmax_lab.lra.presets import preset
+from fastmax_lab.lra.tasks import Split
+
+ATTENTIONS = ("vanilla", *SEVEN)
+SHAPES = {name: tasks.task(name) for name in tasks.names()}
+"""Of random tokens; no data is read."""
+TOKENS = 8000
+"""Tokens per step at least: the batch is the smallest that has them. Ratios hardly depend on it, memory is in proportion."""
+EXAMPLES = 2000
+"""That batches are loaded from: memory-mapped files of random tokens, read in the order of training."""
+DATA = "data"
+"""The contestant that only loads batches."""
+QUICK_MEMORY = ("text",)
+"""Each measurement of memory is a process, so a quick run makes them for the longest task only."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One task, its batch and the attention dropout of all contestants."""
+
+    task: str
+    batch: int
+    attention_dropout: float
+
+
+def cells(quick: bool) -> list[Cell]:
+    """Without attention dropout, as every attention can do that; and, unless quick, with the preset's."""
+    result = []
+    for rate in (0.0,) if quick else (0.0, 0.1):
+        for name, task in SHAPES.items():
+            tokens = task.length * (2 if task.pair else 1)
+            result.append(Cell(name, 1 if quick else max(1, -(-TOKENS // tokens)), rate))
+    return result
+
+
+def run(out: str | None, quick: bool) -> dict[str, Any]:
+    """Measure, write the JSON after every task."""
+    grid = cells(quick)
+    measured: dict[str, Any] = {"preset": "skyformer", "cells": []}
+    measured_tasks = [cell for cell in grid if not quick or cell.task in QUICK_MEMORY]
+    with Progress(len(grid) + len(measured_tasks) * len(ATTENTIONS)) as bar:
+        for cell in grid:
+            with_memory = not quick or cell.task in QUICK_MEMORY
+            rounds = 2 if quick else 3
+            measured["cells"].append(
+                measure(cell, ATTENTIONS, rounds, partial(_step, bar, cell.task), with_memory=with_memory)
+            )
+            write(out, measured)
+    return measured
+
+
+def _step(bar: Progress, task: str, _share: float, label: str) -> None:
+    bar.step(f"{label}, {task}")
+
+
+def measure(
+    cell: Cell,
+    attentions: Sequence[str],
+    rounds: int,
+    show: Callable[[float, str], None],
+    *,
+    with_memory: bool = True,
+) -> dict[str, Any]:
+    """Seconds of a step of each in turns; then peak memory, each in a process of its own."""
+    show(0.0, "time")
+    with TemporaryDirectory() as folder:
+        contestants = {name: training_step(cell, name) for name in attentions} | {DATA: loading(cell, folder)}
+        timings = interleave(contestants, rounds=rounds, least_seconds=0.0)
+        del contestants
+    gc.collect()
+    memory = {}
+    for number, name in enumerate(attentions if with_memory else ()):
+        show(0.5 + 0.5 * number / len(attentions), f"memory, {name}")
+        memory[name] = peak(cell.task, cell.batch, name, cell.attention_dropout)
+    shape = SHAPES[cell.task]
+    return {
+        "task": cell.task,
+        "tokens": shape.length,
+        "pair": shape.pair,
+        "batch": cell.batch,
+        "attention_dropout": cell.attention_dropout,
+        "seconds": seconds(timings),
+        "bytes": memory,
+    }
+
+
+def training_step(cell: Cell, attention: str, length: int | None = None) -> Callable[[], object]:
+    """Forward, backward and update of the preset's model, on random tokens of the task's shape or of another length."""
+    task = SHAPES[cell.task] if length is None else replace(SHAPES[cell.task], length=length)
+    torch.manual_seed(0)
+    chosen = preset("skyformer", cell.task)
+    model = classifier(task, replace(chosen.model, attention_dropout=cell.attention_dropout), attention).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=chosen.train.lr, weight_decay=0.0, fused=True)
+    lead = (cell.batch, 2) if task.pair else (cell.batch,)
+    tokens = torch.randint(1, task.vocabulary, (*lead, task.length))
+    # padded tasks have a mask, as in training, though it hides nothing: every contestant works on every token
+    lengths = torch.full(lead, task.length) if task.pads else None
+    labels = torch.randint(task.classes, (cell.batch,))
+
+    def step() -> None:
+        cross_entropy(model(tokens, lengths), labels).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def loading(cell: Cell, folder: str) -> Callable[[], object]:
+    """The next batch of a training run."""
+    task = SHAPES[cell.task]
+    lead = (EXAMPLES, 2) if task.pair else (EXAMPLES,)
+    generator = np.random.default_rng(0)
+    columns = {
+        "tokens": generator.integers(1, task.vocabulary, (*lead, task.length), np.uint16),
+        "lengths": np.full(lead, task.length, np.int32),
+        "labels": generator.integers(task.classes, size=EXAMPLES),
+    }
+    for name, column in columns.items():
+        np.save(Path(folder) / f"{name}.npy", column)
+    split = Split(*(np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in columns))
+    steps = count()
+    return lambda: batches.take(split, batches.training_rows(EXAMPLES, cell.batch, 0, next(steps)))

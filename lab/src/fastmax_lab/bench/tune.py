@@ -1,0 +1,108 @@
+"""`fastmax-lab tune`: tiles that are faster on this GPU than those of the table, to be reported; nothing is changed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from fastmax.backends.triton import both_passes
+from fastmax.backends.triton.device import architecture
+from fastmax.backends.triton.tiles import Tiles, padded, tiles_for
+from fastmax.backends.triton.work import Work
+from fastmax.call import Call, InputGrads, Options, OutputGrads
+from fastmax.core import default_scale
+from fastmax.plan import Plan
+
+CHOICES: dict[str, tuple[int, ...]] = {
+    "chunk": (128, 256, 512, 1024, 2048),
+    "sums": (2, 4, 8, 16),
+    "tokens": (32, 64, 128),
+    "unroll": (1, 2, 4, 8),
+    "rows": (64, 128),
+    "columns": (32, 64, 128),
+    "vjp_unroll": (1, 2, 4, 8),
+    "vjp_rows": (32, 64, 128),
+    "vjp_columns": (32, 64),
+    "warps": (2, 4, 8),
+    "sum_warps": (1, 2, 4, 8),
+    "vjp_warps": (2, 4, 8),
+    "stages": (1, 2, 3),
+    "vjp_stages": (1, 2, 3),
+}
+
+
+def neighbours(tiles: Tiles) -> Iterator[Tiles]:
+    """One number changed at a time."""
+    for name, values in CHOICES.items():
+        for value in values:
+            other = replace(tiles, **{name: value})
+            if value != getattr(tiles, name) and other.sums <= other.block and other.chunk % other.longest == 0:
+                yield other
+
+
+def tuned(tiles: Tiles, seconds: Callable[[Tiles], float | None], gain: float = 0.97) -> tuple[Tiles, float, float]:
+    """Greedily, number by number: the best tiles, their time and that of the first. None: they do not run."""
+    first = seconds(tiles)
+    if first is None:
+        raise ValueError("the tiles of the table do not run on this GPU; please report it")
+    best, least = tiles, first
+    for name in CHOICES:
+        for other in neighbours(best):
+            if getattr(other, name) == getattr(best, name):
+                continue
+            taken = seconds(other)
+            if taken is not None and taken < gain * least:
+                best, least = other, taken
+    return best, least, first
+
+
+def row(arch: str, head_dim: int, dtype: str, before: Tiles, found: Tiles, taken: float, first: float) -> str:
+    """A line to report: what differs from the table."""
+    changed = {
+        f.name: getattr(found, f.name) for f in fields(Tiles) if getattr(found, f.name) != getattr(before, f.name)
+    }
+    if not changed:
+        return f"{arch}, D = {head_dim}, {dtype}: nothing is faster than the table's {before}"
+    text = ", ".join(f"{name}={value}" for name, value in changed.items())
+    return f"{arch}, D = {head_dim}, {dtype}: {text} takes {1000 * taken:.2f} ms, the table's {1000 * first:.2f} ms"
+
+
+def run(head_dim: int, dtype: str, tokens: int, heads: int) -> str:
+    """Forward and backward of a causal call, order 2, on this GPU."""
+    if not torch.cuda.is_available():
+        raise OSError("it needs a GPU that torch can use, and there is none")
+    return _on_this_gpu(head_dim, dtype, tokens, heads)  # pragma: no cover  (needs one)
+
+
+def _on_this_gpu(head_dim: int, dtype: str, tokens: int, heads: int) -> str:  # pragma: no cover
+    kind = getattr(torch, dtype)
+    q, k, v, do = (torch.randn(1, heads, tokens, head_dim, dtype=kind, device="cuda") for _ in range(4))
+    call = Call(q, k, v, options=Options(is_causal=True, scale=default_scale(2, head_dim), out_dtype=kind))
+    arch = architecture(q.device)
+    products = torch.bfloat16 if kind == torch.bfloat16 else torch.float32
+    before = tiles_for(arch, padded(head_dim), padded(head_dim), 2, products)
+    best, taken, first = tuned(before, lambda tiles: _seconds(call, arch, tiles, do))
+    return row(arch, head_dim, dtype, before, best, taken, first)
+
+
+def _seconds(call: Call, arch: str, tiles: Tiles, do: Any) -> float | None:  # pragma: no cover
+    """The best of three, or None where the tiles need more than the GPU has."""
+    from triton.runtime.errors import OutOfResources
+
+    best = None
+    for _ in range(4):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        try:
+            begin.record()
+            o, g, _ = call.new_outputs()
+            both_passes.forward(Work(call, Plan("factorized"), arch, tiles), o, g, None)
+            work = Work(call, Plan("factorized"), arch, tiles)
+            both_passes.backward(work, o, g, OutputGrads(do, None, None), InputGrads.empty(call))
+            end.record()
+            torch.cuda.synchronize()
+        except OutOfResources:
+            return None
+        taken = begin.elapsed_time(end) / 1000
+        best = taken if best is None else min(best, taken)  # the first has compiled
+    return best

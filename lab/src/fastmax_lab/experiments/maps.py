@@ -1,0 +1,182 @@
+"""Attention maps (Figure 4): what trained Transformers look at, on images and on text, and how local it is, as numbers."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fastmax_lab.experiments import images, texts
+from fastmax_lab.experiments.images import Images
+from fastmax_lab.experiments.items import Document, Item, Work, slug
+from fastmax_lab.experiments.language_model import LanguageRun, fit, held_out, spread, windows
+from fastmax_lab.experiments.locality import locality
+from fastmax_lab.experiments.recorded import LayerMaps, recording, vision_maps
+from fastmax_lab.experiments.texts import Text
+from fastmax_lab.experiments.training import train
+from fastmax_lab.experiments.vision import VisionConfig, VisionModel, score
+
+NAME = "maps"
+ATTENTIONS = ("softmax", "fastmax2, paper's scale", "fastmax2", "fastmax2, gated")
+"""Figure 4 has the paper's scale, 1; without a word it is 1 / sqrt(D)."""
+SHOWN = 3
+"""Samples whose maps are kept; locality is the mean over `LOCALITY` of them."""
+LOCALITY = 64
+TEXT_TOKENS = 48
+"""Of the windows whose maps are taken: as many as can be looked at."""
+
+
+@dataclass(frozen=True)
+class ImageRun:
+    attention: str
+    data: str
+    seed: int
+    steps: int
+    batch: int
+    lr: float
+    model: VisionConfig = field(default_factory=VisionConfig)
+
+
+def runs(budget: str) -> list[ImageRun | LanguageRun]:
+    small = VisionConfig(layers=2, dim=32, heads=2, mlp=64)
+    image: dict[str, Any] = {
+        "quick": {"data": "shapes", "steps": 100, "batch": 32, "lr": 3e-3, "model": small},
+        "cpu": {"data": "mnist", "steps": 900, "batch": 64, "lr": 1e-3},
+        "full": {"data": "mnist", "steps": 4690, "batch": 128, "lr": 5e-4, "model": VisionConfig(layers=6)},
+    }[budget]
+    text: dict[str, Any] = {
+        "quick": {
+            "text": "listops",
+            "validation": 4096,
+            "steps": 100,
+            "batch": 8,
+            "lr": 4e-3,
+            "tokens": 64,
+            "layers": 2,
+            "width": 48,
+            "heads": 2,
+        },
+        "cpu": {
+            "text": "shakespeare",
+            "steps": 600,
+            "batch": 8,
+            "lr": 4e-3,
+            "tokens": 128,
+            "layers": 2,
+            "width": 128,
+            "heads": 4,
+        },
+        "full": {
+            "text": "shakespeare",
+            "steps": 5000,
+            "batch": 64,
+            "lr": 1e-3,
+            "tokens": 256,
+            "layers": 8,
+            "width": 256,
+            "heads": 8,
+        },
+    }[budget]
+    seeds = (0,) if budget == "quick" else (0, 1, 2)
+    result: list[ImageRun | LanguageRun] = []
+    for seed in seeds:
+        result += [ImageRun(name, seed=seed, **image) for name in ATTENTIONS]
+        result += [LanguageRun(name, seed=seed, **text) for name in ATTENTIONS]
+    return result
+
+
+def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
+    cost = {"quick": 4.0, "cpu": 80.0, "full": 3000.0}[budget]
+    return [item(run, cost) for run in runs(budget)]
+
+
+def item(run: ImageRun | LanguageRun, cost: float) -> Item:
+    name = slug(data_of(run), run.attention, f"seed{run.seed}").replace("'s", "")
+    return Item(NAME, name, asdict(run), partial(measure, run), cost, threads=1)
+
+
+def measure(run: ImageRun | LanguageRun, work: Work) -> dict[str, Any]:
+    """What was learned, the locality of every layer and head, and, of the first seed, the maps of a few samples."""
+    if isinstance(run, ImageRun):
+        return _measure_images(run, images.load(run.data, work.data), work)
+    return _measure_text(run, texts.load(run.text, work.data), work)
+
+
+def _measure_images(run: ImageRun, data: Images, work: Work) -> dict[str, Any]:
+    torch.manual_seed(run.seed)
+    model = VisionModel(run.attention, run.model)
+    generator = torch.Generator().manual_seed(run.seed)
+
+    def loss() -> Tensor:
+        rows = torch.randint(len(data.train), (run.batch,), generator=generator)
+        return cross_entropy(model(data.train[rows]), data.train_labels[rows])
+
+    trained = train(
+        model,
+        [{"params": list(model.parameters()), "weight_decay": 0.01}],
+        loss,
+        lr=run.lr,
+        steps=run.steps,
+        warmup=max(1, run.steps // 10),
+        watch=work.watch(run.steps),
+    )
+    test_loss, accuracy = score(model, data.test, data.test_labels)
+    maps = vision_maps(model, data.test[:LOCALITY])
+    rows = _first_of_each(data.test_labels)
+    samples = [{"pixels": _packed(data.test[i].numpy()), "label": int(data.test_labels[i])} for i in rows]
+    return trained | {
+        "test_loss": test_loss,
+        "accuracy": accuracy,
+        "test_examples": len(data.test),
+        **_looked_at(maps, rows, samples, is_causal=False, seed=run.seed),
+    }
+
+
+def _measure_text(run: LanguageRun, text: Text, work: Work) -> dict[str, Any]:
+    model, trained = fit(run, text, work.watch(run.steps), recording)
+    starts = spread(text.val, replace(run, tokens=max(run.tokens, TEXT_TOKENS)))
+    looked = windows(text.val, starts[:LOCALITY], TEXT_TOKENS)[:, :-1]
+    with torch.no_grad(), LayerMaps(model) as maps:
+        model(looked)
+    samples = [{"tokens": [text.alphabet[t] for t in looked[i].tolist()]} for i in range(SHOWN)]
+    looks = _looked_at(maps.found, list(range(SHOWN)), samples, is_causal=True, seed=run.seed)
+    return trained | held_out(run, model, text) | looks
+
+
+def data_of(run: ImageRun | LanguageRun) -> str:
+    return run.data if isinstance(run, ImageRun) else run.text
+
+
+def _first_of_each(labels: Tensor) -> list[int]:
+    """The first samples of different classes, among those whose maps are taken."""
+    firsts: dict[int, int] = {}
+    for i, label in enumerate(labels[:LOCALITY].tolist()):
+        firsts.setdefault(label, i)
+    return list(firsts.values())[:SHOWN]
+
+
+def _looked_at(
+    maps: list[Tensor], rows: list[int], samples: list[dict[str, Any]], *, is_causal: bool, seed: int
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"locality": [locality(layer, is_causal=is_causal) for layer in maps]}
+    if seed == 0:
+        found |= {
+            "tokens": maps[0].shape[-1],
+            "samples": samples,
+            "maps": [[[_packed(_levels(head)) for head in layer[row]] for row in rows] for layer in maps],
+        }
+    return found
+
+
+def _levels(weights: Tensor) -> np.ndarray:
+    """Weights from 0 to 1 in steps of 1 / 65535."""
+    return (weights.clamp(0, 1) * 65535).round().numpy().astype("<u2")
+
+
+def _packed(array: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()

@@ -1,0 +1,20 @@
+"""The experiments, in the order in which they are run and reported."""
+
+from fastmax_lab.experiments import (
+    dropout,
+    exactness,
+    language,
+    lra,
+    lra_pace,
+    lra_settings,
+    lra_speed,
+    maps,
+    recall_grid,
+    scaling,
+)
+from fastmax_lab.experiments.items import Experiment
+
+EXPERIMENTS: dict[str, Experiment] = {
+    one.NAME: one
+    for one in (exactness, scaling, maps, dropout, language, recall_grid, lra_speed, lra_pace, lra, lra_settings)
+}

@@ -1,0 +1,103 @@
+"""A short training of a small model, from a seed alone: AdamW, warmup and cosine, the same batches for every attention."""
+
+from collections.abc import Callable
+from math import cos, isfinite, pi
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastmax.models import FastmaxLM, LMConfig
+from fastmax.nn import FastmaxAttention
+from fastmax.nn.gate import Gate
+from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
+from fastmax_lab.lra.metrics import DivergedError
+
+Watch = Callable[[int, float], bool]
+"""Of the step and the smoothed loss: whether to stop."""
+Wrap = Callable[[type[FastmaxAttention]], type[FastmaxAttention]]
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "softmax": {"normalize": False, "decay": None},
+    "softmax, standardized": {"normalize": True, "decay": None},
+    "softmax, gated": {"normalize": False, "decay": "gated"},
+    "fastmax1": {"order": 1, "decay": None},
+    "fastmax2": {"order": 2, "decay": None},
+    "fastmax2, paper's scale": {"order": 2, "scale": 1.0, "decay": None},
+    "fastmax2, learned scale": {"order": 2, "learn_scale": True, "decay": None},
+    "fastmax4": {"order": 4, "decay": None},
+    "fastmax2, decay": {"order": 2, "decay": "learned"},
+    "fastmax2, gated": {"order": 2, "decay": "gated"},
+}
+"""What each sets of `LMConfig`. Without a word on the scale it is 1 / sqrt(D), for order 1 1 / D; "gated" is the forget gate,
+"decay" one learned decay per head."""
+
+
+def make_model(
+    attention: str,
+    seed: int,
+    config: LMConfig,
+    wrap: Wrap = lambda layer: layer,
+) -> FastmaxLM:
+    """Models of one seed start from the same weights, whatever their attention. `wrap` may change the layer's class."""
+    torch.manual_seed(seed)
+    settings = {name: getattr(config, name) for name in config.__dataclass_fields__} | ATTENTIONS[attention]
+    layer = SoftmaxAttention if attention.startswith("softmax") else FastmaxAttention
+    return FastmaxLM(LMConfig(**settings), wrap(layer))
+
+
+def train(
+    model: nn.Module,
+    groups: list[dict[str, Any]],
+    loss_of: Callable[[], Tensor],
+    *,
+    lr: float,
+    steps: int,
+    warmup: int,
+    watch: Watch = lambda _step, _loss: False,
+) -> dict[str, Any]:
+    """The training loss, smoothed, and the seconds it took; ends early where `watch` says so.
+
+    DivergedError at the first loss that is not finite.
+    """
+    optimizer = torch.optim.AdamW(groups, lr, betas=(0.9, 0.95))
+    smooth, start = 0.0, perf_counter()
+    model.train()
+    for step in range(steps):
+        rate = lr * min(1.0, (step + 1) / warmup) * (0.05 + 0.95 * 0.5 * (1 + cos(pi * step / steps)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        loss = loss_of()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        value = loss.item()
+        smooth = value if step == 0 else 0.98 * smooth + 0.02 * value
+        if not isfinite(value):
+            raise DivergedError(f"the loss is {value} at step {step + 1}")
+        if watch(step + 1, smooth):
+            break
+    return {"train_loss": smooth, "steps_done": step + 1, "seconds": round(perf_counter() - start, 1)}
+
+
+@torch.no_grad()
+def reaches(model: nn.Module, tokens: Tensor) -> list[list[float]] | None:
+    """By layer and head: after how many tokens a key has faded to 1 / e, from the mean of its decays on these tokens.
+
+    None of a model without gates.
+    """
+    gates = [module for module in model.modules() if isinstance(module, Gate)]
+    if not gates:
+        return None
+    found: list[list[float]] = []
+    hooks = [
+        gate.register_forward_hook(
+            lambda gate, _inputs, decay: found.append([round(x, 1) for x in gate.reach(decay).tolist()])
+        )
+        for gate in gates
+    ]
+    model(tokens)
+    for hook in hooks:
+        hook.remove()
+    return found

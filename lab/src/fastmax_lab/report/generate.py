@@ -1,0 +1,74 @@
+"""Table and picture of `fastmax-lab bench generate`: time and memory of a token against the length of what came before."""
+
+from os import PathLike
+from typing import Any
+
+from fastmax_lab.report.table import milliseconds, table, times
+
+
+def summary(measured: dict[str, Any]) -> str:
+    """The table, how flat the time is, and by how much a process grows."""
+    rows = []
+    for cell in measured["cells"]:
+        s = {name: t["best"] for name, t in cell["seconds"].items()}
+        rows.append(
+            [
+                f"{cell['context']:,}",
+                *(milliseconds(s[name]) for name in ("fastmax", "softmax")),
+                times(s["softmax"] / s["fastmax"]),
+                *(f"{cell['cache_bytes'][name] / 1e6:.1f}" for name in ("fastmax", "softmax")),
+                *(f"{cell['resident_bytes'][name] / 1e6:.0f}" for name in ("fastmax", "softmax")),
+            ]
+        )
+    header = ["context", "fastmax", "softmax", "speed-up", "cache, MB", "softmax", "process, MB", "softmax"]
+    steps = [cell["seconds"]["fastmax"]["best"] for cell in measured["cells"]]
+    first, last = measured["cells"][0]["context"], measured["cells"][-1]["context"]
+    grown = {int(layers): x / 1e6 for layers, x in measured["growth_by_layers"].items()}
+    told = ", ".join(f"{x:.1f} MB with {layers} layer{'s' * (layers > 1)}" for layers, x in grown.items())
+    lines = [
+        f"Slowest over fastest context: {max(steps) / min(steps):.2f}",
+        f"From {first:,} to {last:,} tokens the process grows by {growth(measured, 'softmax') / 1e6:.0f} MB with keys and "
+        f"values, with FastmaxCache by {told}: {growth_per_layer(measured) / 1e6:.2f} MB per added layer",
+    ]
+    title = (
+        f"A token of generation, {measured['layers']} layers, {measured['heads']} heads ({measured['kv_heads']} of keys) of "
+        f"{measured['head_dim']}, fp32; best of the rounds"
+    )
+    return "\n\n".join([title, table(header, rows), "\n".join(lines)])
+
+
+def growth(measured: dict[str, Any], name: str) -> float:
+    """Bytes of the process, from the first context to the last: what layers keep, and the ids and masks of generate()."""
+    first, last = (measured["cells"][i]["resident_bytes"][name] for i in (0, -1))
+    return float(last - first)
+
+
+def growth_per_layer(measured: dict[str, Any]) -> float:
+    """Bytes by which a model with one layer more grows more: the ids and masks of generate() are those of all layers."""
+    grown = {int(layers): x for layers, x in measured["growth_by_layers"].items()}
+    few, many = min(grown), max(grown)
+    return float(grown[many] - grown[few]) / (many - few)
+
+
+def draw(measured: dict[str, Any], path: str | PathLike[str]) -> None:
+    """Two panels, time and memory (extra "report")."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    time, memory = figure.subplots(1, 2)
+    contexts = [cell["context"] for cell in measured["cells"]]
+    for name, label, color in (
+        ("fastmax", "FastmaxCache", "tab:blue"),
+        ("softmax", "keys and values (SDPA)", "tab:orange"),
+    ):
+        best = [cell["seconds"][name]["best"] * 1e3 for cell in measured["cells"]]
+        time.plot(contexts, best, "o-", color=color, label=label)
+        sizes = [cell["cache_bytes"][name] / 1e6 for cell in measured["cells"]]
+        memory.plot(contexts, sizes, "o-", color=color, label=label)
+    for axes, title, unit in ((time, "time of a token", "ms"), (memory, "memory of the cache", "MB")):
+        axes.set(title=title, ylabel=unit, xlabel="tokens before it", xscale="log", yscale="log")
+        axes.set_xticks(contexts, [f"{n // 1024}k" for n in contexts])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=120)

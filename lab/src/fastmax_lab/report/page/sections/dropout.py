@@ -1,0 +1,169 @@
+"""Dropout: which way of dropping factorized terms helps (Figure 2)."""
+
+from collections.abc import Hashable
+from statistics import mean
+
+from fastmax_lab.report.page.documents import Document, Results, group, spread
+from fastmax_lab.report.page.parts import (
+    AGREES,
+    DIFFERS,
+    OPEN,
+    PARTLY,
+    Block,
+    Chart,
+    Claim,
+    Section,
+    Series,
+    Table,
+    untested,
+)
+from fastmax_lab.report.page.tuned import Gap, gap
+
+NAME = "dropout"
+TITLE = "Dropout (Figure 2)"
+BEST = ("Section 2.4, Figure 2", "Dropout of the quadratic terms alone is the most effective way.")
+UNFINISHED = "too little of it was measured in this folder"
+WAYS = ("standard", "1d", "quadratic")
+HELPS = ("Figure 2", "Even small amounts of dropout on the quadratic term benefit test generalization.")
+
+
+def section(results: Results) -> Section:
+    every = results.get(NAME, [])
+    if not every:
+        return Section(NAME, TITLE, claims=(untested(*BEST), untested(*HELPS)))
+    documents = max(group(every, _setup).values(), key=len)
+    s = documents[0]["settings"]
+    intro = (
+        f"A Fastmax2 classifier of images ({s['data']}) trained on only {s['examples']:,} of them, so that it overfits; "
+        f"test loss on {s['tested']:,}, mean and standard deviation over seeds. standard drops entries of all features, "
+        "1d whole tokens, quadratic features of degree 2 only."
+    )
+    if len(documents) < len(every):
+        intro += f" Left out: {len(every) - len(documents)} runs of other sizes, such as of another budget."
+    table = summary(documents)
+    rates = sorted({d["settings"]["rate"] for d in documents} - {0.0})
+    charts = tuple(chart(documents, rate) for rate in rates)
+    claims = claims_of(documents)
+    findings = tuple(claim.finding for claim in claims)
+    return Section(NAME, TITLE, intro, (Block("", charts, findings, (table,)),), claims, _headline(table))
+
+
+def _setup(document: Document) -> Hashable:
+    """What runs have to share, to be compared."""
+    own = ("mode", "rate", "seed")
+    return tuple(sorted((name, str(value)) for name, value in document["settings"].items() if name not in own))
+
+
+def _headline(table: Table) -> str:
+    losses = {(row[0], row[1]): row[3] for row in table.rows}
+    (way, rate), lowest = min(losses.items(), key=lambda item: item[1])
+    if way == "none":
+        return f"dropout: the test loss is lowest, {lowest:.3f}, without any"
+    without = "".join(f"; without dropout {loss:.3f}" for (other, _), loss in losses.items() if other == "none")
+    return f"dropout: the lowest test loss, {lowest:.3f}, has {way} at rate {rate:g}{without}"
+
+
+def chart(documents: list[Document], rate: float) -> Chart:
+    series = []
+    for mode, found in group(
+        (d for d in documents if d["settings"]["rate"] in (0.0, rate)), lambda d: d["settings"]["mode"]
+    ).items():
+        looks = list(zip(*(d["result"]["curve"] for d in found), strict=False))  # those that all have
+        points = [spread([point[1] for point in look]) for look in looks]
+        steps = tuple(look[0][0] for look in looks)
+        series.append(Series(mode, steps, tuple(p[0] for p in points), tuple(p[1] for p in points)))
+    order = ("none", *WAYS)
+    series.sort(key=lambda one: order.index(one.label))
+    return Chart(f"dropout-{rate:g}", f"rate {rate:g}", "training steps", "test loss, nats", tuple(series))
+
+
+def summary(documents: list[Document]) -> Table:
+    rows = []
+    for (mode, rate), found in group(documents, lambda d: (d["settings"]["mode"], d["settings"]["rate"])).items():
+        last = spread([d["result"]["test_loss"] for d in found])
+        lowest = spread([min(point[1] for point in d["result"]["curve"]) for d in found])
+        accuracy = spread([100 * d["result"]["accuracy"] for d in found])
+        rows.append((mode, rate, len(found), *last, *lowest, *accuracy))
+    rows.sort(key=lambda row: (row[1], row[0]))
+    columns = ("way", "rate", "seeds", "test loss at the end", "±", "lowest test loss", "± ", "accuracy, %", "±  ")
+    return Table(
+        "dropout",
+        "Test loss of each way and rate",
+        columns,
+        tuple(rows),
+        ("", "g", "", ".3f", ".3f", ".3f", ".3f", ".1f", ".1f"),
+    )
+
+
+Losses = dict[tuple[str, float], dict[int, float]]
+"""Test losses by way and rate, and by seed."""
+
+
+def claims_of(documents: list[Document]) -> tuple[Claim, Claim]:
+    """By the test loss at the end, in pairs of the same seed: a difference below two standard errors decides nothing.
+
+    A rate counts for the best way where all three ways were measured at it.
+    """
+    by_way = group(documents, lambda d: (d["settings"]["mode"], d["settings"]["rate"]))
+    losses = {way: {d["settings"]["seed"]: d["result"]["test_loss"] for d in found} for way, found in by_way.items()}
+    none = by_way.get(("none", 0.0), [])
+    lowest = {d["settings"]["seed"]: min(point[1] for point in d["result"]["curve"]) for d in none}
+    rise = gap(losses.get(("none", 0.0), {}), lowest)
+    if rise is None:
+        return untested(*BEST, UNFINISHED), untested(*HELPS, UNFINISHED)
+    return _best(losses, rise, _accuracies(documents)), _helps(losses, rise)
+
+
+def _best(losses: Losses, rise: Gap, accuracies: str) -> Claim:
+    rates = sorted({rate for _, rate in losses if all((way, rate) in losses for way in WAYS)})
+    if not rates:
+        return untested(*BEST, UNFINISHED)
+    sides, words = [], []
+    for rate in rates:
+        means = sorted((mean(losses[way, rate].values()), way) for way in WAYS)
+        words.append(
+            f"at rate {rate:g} {means[0][1]} is best: " + ", ".join(f"{way} {loss:.3f}" for loss, way in means)
+        )
+        gaps = [gap(losses["quadratic", rate], losses[way, rate]) for way in WAYS if way != "quadratic"]
+        sides.append(max(0 if one is None else one.side() for one in gaps))  # 1: another way is clearly better
+    text = f"Test loss at the end, without dropout {mean(losses['none', 0.0].values()):.3f}; {'; '.join(words)}. {accuracies}"
+    if rise.side() <= 0:
+        return Claim(*BEST, OPEN, f"{text} {_calm(rise)}")
+    if all(side < 0 for side in sides):
+        return Claim(*BEST, AGREES, text)
+    if any(side < 0 for side in sides):
+        return Claim(*BEST, PARTLY, text)
+    if any(side > 0 for side in sides):
+        return Claim(*BEST, DIFFERS, text)
+    return Claim(*BEST, OPEN, f"{text} Undecided: the ways differ by no more than noise.")
+
+
+def _helps(losses: Losses, rise: Gap) -> Claim:
+    """Of the smallest rate: the paper speaks of small amounts."""
+    rate = min((rate for way, rate in losses if way == "quadratic"), default=None)
+    found = None if rate is None else gap(losses["quadratic", rate], losses["none", 0.0])
+    if found is None:
+        return untested(*HELPS, UNFINISHED)
+    noise = "one seed" if found.error is None else f"standard error {found.error:.3f}, {found.seeds} seeds"
+    text = f"Quadratic dropout at rate {rate:g} changes the test loss at the end by {found.mean:+.3f} ({noise})."
+    if rise.side() <= 0:
+        return Claim(*HELPS, OPEN, f"{text} {_calm(rise)}")
+    if found.side() == 0:
+        return Claim(*HELPS, OPEN, f"{text} Undecided: no more than noise.")
+    return Claim(*HELPS, AGREES if found.side() < 0 else DIFFERS, text)
+
+
+def _calm(rise: Gap) -> str:
+    if rise.error is None:
+        return "One seed decides nothing."
+    return "Without dropout the test loss does not clearly rise again, so there is nothing for dropout to mend: not judged."
+
+
+def _accuracies(documents: list[Document]) -> str:
+    """Of all ways and rates."""
+    ways = group(documents, lambda d: (d["settings"]["mode"], d["settings"]["rate"])).values()
+    found = [spread([100 * d["result"]["accuracy"] for d in own]) for own in ways]
+    low, high = min(one[0] for one in found), max(one[0] for one in found)
+    noise = max(one[1] or 0.0 for one in found)
+    alike = ": they hardly differ" if high - low < 2 * noise else ""
+    return f"Accuracies are {low:.1f} to {high:.1f} %, with deviations over seeds of up to {noise:.1f}{alike}."

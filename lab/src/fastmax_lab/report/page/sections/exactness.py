@@ -1,0 +1,203 @@
+"""Exactness and gradients."""
+
+from typing import Any
+
+from fastmax_lab.report.page.documents import Document, Results, one
+from fastmax_lab.report.page.parts import (
+    AGREES,
+    DIFFERS,
+    PARTLY,
+    Block,
+    Chart,
+    Claim,
+    Finding,
+    Section,
+    Series,
+    Table,
+    untested,
+)
+
+NAME = "exactness"
+SHARES = ("negative", "denominators", "causal_denominators")
+TITLE = "Exactness and gradients"
+BOUND = ("Section 2.3", "Gradients of the score are bounded: 0 ≤ ∂o/∂s ≤ 10 ‖v‖∞ / (2N + 3), since 0 ≤ s ≤ 1.")
+PREMISE, COMPUTED = "0 <= s <= 1", "-D <= s <= D"
+"""What the paper says of s, and what is so: the beginnings of the names of cases."""
+VALID = ("Equation 10", "Attention weights are not negative and sum to one.")
+SAVED = ("Section 2.5", "Custom gradients reduce what is stored from O(N D²), masked O(N D³), to O(N D).")
+
+
+def section(results: Results) -> Section:
+    documents = results.get(NAME, [])
+    blocks: list[Block] = []
+    claims: list[Claim] = []
+    headline = ""
+    error = one(documents, "error")
+    if error is not None:
+        blocks.append(_error(error))
+        last = error["result"]["rows"][-1]
+        headline = (
+            f"exactness: at N = {last['tokens']:,} the error of Fastmax2 in fp32 is {last['errors']['fastmax2']:.1e}, "
+            f"of softmax {last['errors']['softmax']:.1e}"
+        )
+    bound = one(documents, "gradient-bound")
+    blocks += [] if bound is None else [_bound(bound)]
+    claims.append(untested(*BOUND) if bound is None else _bound_claim(bound))
+    negative = one(documents, "negative-weights")
+    blocks += [] if negative is None else [_negative(negative)]
+    claims.append(untested(*VALID) if negative is None else _negative_claim(negative))
+    saved = one(documents, "saved-memory")
+    blocks += [] if saved is None else [_saved(saved)]
+    claims.append(untested(*SAVED) if saved is None else _saved_claim(saved))
+    return Section(
+        NAME, TITLE, "What must hold before any training is worth looking at.", tuple(blocks), tuple(claims), headline
+    )
+
+
+def _error(document: Document) -> Block:
+    rows = document["result"]["rows"]
+    names = list(rows[0]["errors"])
+    series = [
+        Series(
+            name, tuple(r["tokens"] for r in rows), tuple(r["errors"][name] for r in rows), dashed="definition" in name
+        )
+        for name in names
+    ]
+    chart = Chart(
+        "exactness-error",
+        "fp32 against fp64, causal, last queries",
+        "tokens N",
+        "relative error",
+        tuple(series),
+        True,
+        True,
+        2,
+    )
+    table = Table(
+        "exactness-error", "Relative error of fp32 against the definition in fp64", ("N", *names),
+        tuple((r["tokens"], *(r["errors"][name] for name in names)) for r in rows), (",", *(".1e" for _ in names)),
+    )  # fmt: skip
+    worst = max(r["errors"]["fastmax2"] / r["errors"]["softmax"] for r in rows)
+    text = (
+        f"The error of Fastmax2 is at most {worst:.1f} times that of PyTorch's softmax attention at the same N: it is the "
+        "same function as the N × N matrix of its definition, not an approximation of it."
+    )
+    return Block("Error over N", (chart,), (Finding(text),), (table,))
+
+
+def _bound(document: Document) -> Block:
+    rows = document["result"]["rows"]
+    n = tuple(r["tokens"] for r in rows)
+    series = [
+        Series(name.replace("<=", "≤"), n, tuple(r["largest"][name] for r in rows)) for name in rows[0]["largest"]
+    ]
+    series += [
+        Series("the paper's bound", n, tuple(r["paper"] for r in rows), dashed=True),
+        Series("sharper bound", n, tuple(r["sharp"] for r in rows), dashed=True),
+    ]
+    chart = Chart(
+        "exactness-bound",
+        "Largest gradient over ‖v‖∞, order 2",
+        "tokens N",
+        "largest |∂o/∂s| / ‖v‖∞",
+        tuple(series),
+        True,
+        True,
+        2,
+    )
+    return Block("The gradient bound", (chart,), (_bound_claim(document).finding,))
+
+
+def _bound_claim(document: Document) -> Claim:
+    rows = document["result"]["rows"]
+    inside, outside = (_closest(rows, premise) for premise in (PREMISE, COMPUTED))
+    drawn = max(r["largest"][name] / r["paper"] for r in rows for name in r["largest"] if name.endswith("drawn"))
+    least, at = min(
+        (least, r["tokens"]) for r in rows for name, least in r["least"].items() if name.startswith(PREMISE)
+    )
+    below = any(least < 0 for r in rows for least in r["least"].values())
+    text = (
+        f"If 0 ≤ s ≤ 1, the worst case that was found comes to {_percent(inside[0])} of the upper bound (N = {inside[1]}). "
+        f"But s of standardized tokens lies in [-D, D], and there the worst is {_percent(outside[0])} of it "
+        f"(D = {document['settings']['head_dim']}, N = {outside[1]}), while {_percent(drawn)} is the most of what was drawn. "
+        f"The least gradient if 0 ≤ s ≤ 1 is {least:.2g} ‖v‖∞ (N = {at}){': 0 is no lower bound' if below else ''}."
+    )
+    verdict = DIFFERS if inside[0] > 1 else PARTLY if below or outside[0] > 1 else AGREES
+    return Claim(*BOUND, verdict, text)
+
+
+def _closest(rows: list[dict[str, Any]], premise: str) -> tuple[float, int]:
+    """The largest gradient as a share of the paper's upper bound, and its N."""
+    return max(
+        (size / r["paper"], r["tokens"])
+        for r in rows
+        for name, size in r["largest"].items()
+        if name.startswith(premise)
+    )
+
+
+def _percent(share: float) -> str:
+    """Never 0 % of what is not 0."""
+    return f"{100 * share:.0f} %" if share == 0 or share >= 0.01 else f"{100 * share:.1g} %"
+
+
+def _negative(document: Document) -> Block:
+    rows = document["result"]["rows"]
+    table = Table(
+        "exactness-negative", ("Gaussian queries and keys, N = 64: shares of negative weights, and of denominators that "
+"are not positive"),
+        ("D", "order", "scale", "negative weights, %", "denominators, %", "masked, %"),
+        tuple(
+            (r["head_dim"], r["order"], r["scale"], *(100 * r[share] for share in SHARES))
+            for r in rows
+        ),
+        ("", "", "", ".2f", ".2f", ".2f"),
+    )  # fmt: skip
+    claim = _negative_claim(document)
+    return Block("Negative weights", (), (claim.finding,), (table,))
+
+
+def _negative_claim(document: Document) -> Claim:
+    rows = document["result"]["rows"]
+    even = max(r["negative"] for r in rows if r["order"] % 2 == 0)
+    odd = max(r["negative"] for r in rows if r["order"] % 2)
+    written = [r for r in rows if r["order"] == 1 and r["scale"] == "1"]
+    safe = max(r["negative"] for r in rows if r["order"] % 2 and r["scale"] == "1/D")
+    worst = max(written, key=lambda r: r["denominators"])
+    low, high = min(r["negative"] for r in written), max(r["negative"] for r in written)
+    text = (
+        f"Even orders: {_percent(even)} negative weights at any scale. Order 1 as written: {_percent(low)} to "
+        f"{_percent(high)} are negative, and up to {_percent(worst['denominators'])} of denominators are not positive "
+        f"(D = {worst['head_dim']}); with the scale 1/D, the default here, {_percent(safe)} of weights are negative. That "
+        "weights sum to one is a matter of their division by the denominator, and was not measured."
+    )
+    return Claim(*VALID, DIFFERS if even else PARTLY if odd else AGREES, text)
+
+
+def _saved(document: Document) -> Block:
+    rows = document["result"]["rows"]
+    columns = ("N", "mask", "custom gradient, KiB", "plain autograd, KiB", "ratio")
+    lines = []
+    for r in rows:
+        ours, theirs = (r["bytes"][way] / 1024 for way in ("custom gradient", "plain autograd"))
+        lines.append((r["tokens"], "masked" if r["is_causal"] else "unmasked", ours, theirs, theirs / ours))
+    title = f"Bytes kept from forward for backward, one head of {rows[0]['head_dim']}, order 2"
+    table = Table("exactness-saved", title, columns, tuple(lines), (",", "", ",.0f", ",.0f", ".1f"))
+    claim = _saved_claim(document)
+    return Block("Memory of the gradient", (), (claim.finding,), (table,))
+
+
+def _saved_claim(document: Document) -> Claim:
+    rows = document["result"]["rows"]
+    ratios = {
+        causal: [r["bytes"]["plain autograd"] / r["bytes"]["custom gradient"] for r in rows if r["is_causal"] == causal]
+        for causal in (False, True)
+    }
+    per_token = {r["bytes"]["custom gradient"] / r["tokens"] for r in rows}
+    text = (
+        f"The custom gradient keeps {max(per_token):,.0f} bytes per token at every N, masked or "
+        f"not; autograd on the paper's form keeps {min(ratios[False]):.0f} (unmasked) to {max(ratios[True]):.0f} "
+        "times (masked) as much. Not counted is "
+        "the sum over keys that an unmasked pass may keep where it is smaller than the keys."
+    )
+    return Claim(*SAVED, AGREES if len(per_token) == 1 else PARTLY, text)

@@ -1,0 +1,348 @@
+"""Long Range Arena: accuracy (Table 1), loss curves and accuracy at equal time (Figure 6)."""
+
+from statistics import mean, stdev
+
+from fastmax_lab.lra import paper
+from fastmax_lab.lra.presets import preset
+from fastmax_lab.lra.tasks import names as task_names
+from fastmax_lab.report.page.documents import Document, Results, group
+from fastmax_lab.report.page.parts import (
+    AGREES,
+    DIFFERS,
+    OPEN,
+    PARTLY,
+    Block,
+    Chart,
+    Claim,
+    Finding,
+    Section,
+    Series,
+    Table,
+    untested,
+)
+from fastmax_lab.report.page.sections import lra_time
+from fastmax_lab.report.page.sections.lra_runs import (
+    ENOUGH,
+    PAPER,
+    accuracy,
+    at_chance,
+    best_fastmax,
+    by_attention,
+    error,
+    is_fastmax,
+    of_kind,
+)
+from fastmax_lab.report.page.words import listed
+
+NAME = "lra"
+TITLE = "Long Range Arena: accuracy and loss curves (Table 1, Figure 6)"
+EQUAL = (
+    "Table 1",
+    "Fastmax reaches the accuracy of softmax on the Long Range Arena (57.90 and 57.62 against 57.37 on average).",
+)
+STEPS = ("Figure 6", "Measured by steps, softmax converges at the same speed as Fastmax1 or faster.")
+BEST = "Fastmax, best by dev"
+WINDOW = 10
+"""Points of the training loss, each of a single batch, that are averaged to one of the curve."""
+OFFICIAL_RETRIEVAL = 147_086
+"""Training pairs of the benchmark's own release."""
+
+
+def section(results: Results) -> Section:
+    every = results.get(NAME, [])
+    if not every:
+        return Section(NAME, TITLE, claims=(untested(*EQUAL), untested(*STEPS), untested(*lra_time.CLOCK)))
+    documents, short, longer = (of_kind(every, kind) for kind in ("", "short", "longer"))
+    pace = results.get("lra-pace", [])
+    time = lra_time.table(documents, longer, pace)
+    equal, by_steps, by_clock = _equal(documents), _curves(documents), lra_time.claim(time)
+    tables = []
+    for runs, name, which in ((documents, "lra-accuracy", ""), (short, "lra-accuracy-short", ", of short runs")):
+        if runs:
+            tables += [accuracies(runs, name, which), dev_accuracies(runs, f"{name}-dev", which)]
+    if longer:
+        tables.append(longer_runs(longer, documents))
+    findings = (equal.finding, *guessing(every), Finding(paper.WARNING))
+    blocks = [
+        Block("Test accuracy", (), findings, (*tables, budgets(every))),
+        Block("Training loss against steps", tuple(charts(documents)), (by_steps.finding,)),
+    ]
+    if time is not None:
+        found = (by_clock.finding, Finding(lra_time.HOW))
+        accuracy_charts = tuple(lra_time.charts(documents, longer, pace))
+        blocks.append(Block("Accuracy against wall clock", accuracy_charts, found, (time,)))
+        again = Finding("The training losses once more, every step at the pace of its own attention.")
+        blocks.append(Block("Training loss against wall clock", tuple(charts(documents, pace)), (again,)))
+    return Section(
+        NAME, TITLE, _intro(every), tuple(blocks), (equal, by_steps, by_clock), f"accuracy: {equal.evidence}"
+    )
+
+
+def _intro(documents: list[Document]) -> str:
+    said = [
+        "Every attention in the same encoder, equal steps within a task of a table, one preset; the best checkpoint by dev "
+        "accuracy is tested. What differs from the paper's harness is in the table of budgets: steps, batches, rates."
+    ]
+    settings = [d["settings"] for d in documents]
+    tasks = {s["task"] for s in settings}
+    if len({s["seed"] for s in settings}) == 1:
+        said.append("One seed.")
+    if any(s["lr"] != preset("skyformer", s["task"]).train.lr for s in settings):
+        said.append("Learning rates other than the harness's were tried out with Fastmax, hardly with softmax.")
+    if any(s.get("group_lengths") for s in settings):
+        said.append(
+            "Where it says so, a batch holds examples of similar length, which leaves less padding; nothing is cut off."
+        )
+    if "text" in tasks:
+        said.append(
+            "On Text the dev set is the test set, as in the benchmark: there the best of several has an advantage."
+        )
+    retrieval = [d["result"].get("examples", {}) for d in documents if d["settings"]["task"] == "retrieval"]
+    pairs = next((examples["train"] for examples in retrieval if "train" in examples), OFFICIAL_RETRIEVAL)
+    if pairs != OFFICIAL_RETRIEVAL:
+        said.append(
+            f"Retrieval here has {pairs:,} citation pairs, not the {OFFICIAL_RETRIEVAL:,} of the benchmark: its accuracy is "
+            "not comparable with published ones."
+        )
+    missing = [task for task in task_names() if task not in tasks]
+    if missing:
+        said.append(f"Not trained in this folder: {listed(missing)}.")
+    return " ".join(said)
+
+
+def accuracies(documents: list[Document], name: str, which: str) -> Table:
+    """Of each attention, and of the Fastmax that is best by dev accuracy in each task, where there is a choice."""
+    tasks = _tasks(documents)
+    rows = []
+    for attention, found in _rows(documents).items():
+        ours = _cells(found, tasks, "test")
+        theirs = [None if attention == BEST else paper.accuracy(attention, task) for task in tasks]
+        both = [cell for pair in zip(ours, theirs, strict=True) for cell in pair]
+        rows.append((attention, *both, _mean(ours), _mean(theirs)))
+    heads = [_head(documents, task) for task in tasks] + ["mean"]
+    columns = ("attention", *(f"{head}{what}" for head in heads for what in ("", ", paper")))
+    title = f"Test accuracy in per cent, and the paper's{which}"
+    return Table(name, title, columns, tuple(rows), ("", *(".2f",) * 2 * len(heads)))
+
+
+def dev_accuracies(documents: list[Document], name: str, which: str) -> Table:
+    """By which checkpoints, and the best Fastmax, are chosen."""
+    tasks = _tasks(documents)
+    cells = {attention: _cells(found, tasks, "dev") for attention, found in _rows(documents).items()}
+    rows = tuple((attention, *found, _mean(found)) for attention, found in cells.items())
+    columns = ("attention", *(_head(documents, task) for task in tasks), "mean")
+    return Table(name, f"Best dev accuracy in per cent{which}", columns, rows, ("", *(".2f",) * (len(tasks) + 1)))
+
+
+def _tasks(documents: list[Document]) -> list[str]:
+    return [task for task in task_names() if any(d["settings"]["task"] == task for d in documents)]
+
+
+def _head(documents: list[Document], task: str) -> str:
+    steps = sorted({d["settings"]["steps"] for d in documents if d["settings"]["task"] == task})
+    return f"{task} ({listed([f'{n:,}' for n in steps])} steps)"
+
+
+def _rows(documents: list[Document]) -> dict[str, list[Document]]:
+    """The runs of each attention, and last those of the best Fastmax, where there is a choice."""
+    rows = by_attention(documents)
+    if sum(name.startswith("fastmax") for name in rows) > 1:
+        of_task = group(documents, lambda d: str(d["settings"]["task"]))
+        rows[BEST] = [d for runs in of_task.values() for d in best_fastmax(runs)]
+    return rows
+
+
+def _cells(runs: list[Document], tasks: list[str], split: str) -> list[float | None]:
+    of_task = group(runs, lambda d: str(d["settings"]["task"]))
+    return [accuracy(of_task[task], split) if task in of_task else None for task in tasks]
+
+
+def _mean(cells: list[float | None]) -> float | None:
+    """Over tasks, where none is missing."""
+    return None if None in cells else mean(cell for cell in cells if cell is not None)
+
+
+def longer_runs(longer: list[Document], equal: list[Document]) -> Table:
+    rows = []
+    for d in longer:
+        s, r = d["settings"], d["result"]
+        softmax = [e for e in equal if (e["settings"]["task"], e["settings"]["attention"]) == (s["task"], "softmax")]
+        theirs = (
+            (softmax[0]["settings"]["steps"], accuracy(softmax), accuracy(softmax, "dev")) if softmax else (None,) * 3
+        )
+        own = (s["steps"], 100 * r["test"]["accuracy"], 100 * r["dev_accuracy"])
+        rows.append((s["task"], s["attention"], *own, *theirs))
+    columns = (
+        "task",
+        "attention",
+        "steps",
+        "test, %",
+        "dev, %",
+        "softmax's steps",
+        "softmax, test, %",
+        "softmax, dev, %",
+    )
+    title = "Runs of more steps, in no more than the time of softmax's"
+    formats = ("", "", ",", ".2f", ".2f", ",", ".2f", ".2f")
+    return Table("lra-accuracy-longer", title, columns, tuple(rows), formats)
+
+
+def budgets(documents: list[Document]) -> Table:
+    rows = []
+    for (task, _), found in group(documents, lambda d: (d["settings"]["task"], d["settings"]["steps"])).items():
+        s, r = found[0]["settings"], found[0]["result"]
+        most = 100 * (0.25 / r["test"]["examples"]) ** 0.5
+        theirs = preset("skyformer", task).train
+        rows.append(
+            (
+                task,
+                s["length"],
+                s["steps"],
+                s["batch"],
+                s["lr"],
+                s["dropout"],
+                "yes" if s.get("group_lengths") else "no",
+                len(found),
+                r["test"]["examples"],
+                most,
+                theirs.steps,
+                theirs.batch,
+            )
+        )
+    columns = (
+        "task",
+        "length",
+        "steps",
+        "batch",
+        "learning rate",
+        "dropout",
+        "by length",
+        "runs",
+        "test examples",
+        "standard error, at most, points",
+        "the harness's steps",
+        "its batch",
+    )
+    return Table(
+        "lra-budget",
+        "With what budget, and that of the harness whose rows the paper has",
+        columns,
+        tuple(rows),
+        ("", ",", ",", "", "g", "g", "", "", ",", ".1f", ",", ","),
+    )
+
+
+def _smooth(document: Document) -> list[tuple[float, float]]:
+    points = document["result"]["curves"]["train"]
+    parts = [points[i : i + WINDOW] for i in range(0, len(points) - WINDOW + 1, WINDOW)] or [points]
+    return [(part[-1][0], mean(p[1] for p in part)) for part in parts if part]
+
+
+def charts(documents: list[Document], pace: list[Document] | None = None) -> list[Chart]:
+    """With `pace`, the x axis is time."""
+    found = []
+    for task, runs in group(documents, lambda d: d["settings"]["task"]).items():
+        of_step = {} if pace is None else lra_time.seconds(runs[0], pace)
+        series = []
+        for d in runs:
+            name = d["settings"]["attention"]
+            kernel = lra_time.kernels(name)[name]
+            if name not in lra_time.ATTENTIONS or d["settings"]["seed"] or (pace is not None and kernel not in of_step):
+                continue
+            unit = 1.0 if pace is None else of_step[kernel] / 60
+            x, y = zip(*((step * unit, loss) for step, loss in _smooth(d)), strict=True)
+            series.append(Series(name, x, y))
+        if series:
+            label = "training steps" if pace is None else lra_time.MINUTES
+            kind = "steps" if pace is None else "clock"
+            found.append(Chart(f"lra-loss-{task}-{kind}", task, label, "training loss, nats", tuple(series)))
+    return found
+
+
+def guessing(documents: list[Document]) -> list[Finding]:
+    """What has not learned anything, and how long was tried."""
+    parts = []
+    for (task, steps), found in group(
+        documents, lambda d: (d["settings"]["task"], d["settings"]["steps"])
+    ).items():  # fmt: skip
+        names = list(by_attention(d for d in found if at_chance(d)))
+        if names:
+            parts.append(f"{task}, {steps:,} steps of {found[0]['settings']['batch']} examples: {listed(names)}")
+    return [Finding(f"Still within two standard errors of guessing: {'; '.join(parts)}.")] if parts else []
+
+
+def _equal(documents: list[Document]) -> Claim:
+    """The paper's Fastmax2, at its scale where that was trained, against softmax: where one of the two has learned something,
+    and beyond noise. The best by dev stands beside it: it has had more tries, and may be gated, which the paper's is not."""
+    parts, gaps, errors, bests, undecided = [], [], [], [], []
+    tried = 0
+    for task, found in group(documents, lambda d: d["settings"]["task"]).items():
+        runs = by_attention(found)
+        ours = runs.get(PAPER, runs.get("fastmax2", []))
+        if "softmax" not in runs or not ours:
+            continue
+        softmax, best = runs["softmax"], best_fastmax(found)
+        name = best[0]["settings"]["attention"]
+        parts.append(
+            f"{task}: softmax {accuracy(softmax):.2f}, {ours[0]['settings']['attention']} {accuracy(ours):.2f}, "
+            f"best by dev {name} {accuracy(best):.2f}"
+        )
+        if found[0]["settings"]["steps"] < ENOUGH or all(at_chance(d) for d in (*softmax, *ours, *best)):
+            undecided.append(task)
+            continue
+        gaps.append(accuracy(ours) - accuracy(softmax))
+        errors.append((error(ours) ** 2 + error(softmax) ** 2) ** 0.5)
+        bests.append(accuracy(best) - accuracy(softmax))
+        tried = max(tried, sum(map(is_fastmax, (of[0] for of in runs.values()))))
+    if not parts:
+        return Claim(*EQUAL, OPEN, "No task has both softmax and a Fastmax2 in this folder.")
+    text = f"at equal steps, {'; '.join(parts)}"
+    if gaps:
+        of_mean = sum(e**2 for e in errors) ** 0.5 / len(gaps)
+        text += (
+            f". Mean gap over {len(gaps)} task{'s' * (len(gaps) > 1)}: Fastmax2 {mean(gaps):+.1f} points (standard error "
+            f"{of_mean:.1f}), the best by dev of up to {tried} settings, our gate among them, {mean(bests):+.1f}"
+        )
+    if undecided:
+        text += f". Fewer than {ENOUGH:,} steps, or all still guessing, so that nothing is decided: {listed(undecided)}"
+    return Claim(*EQUAL, _reached(gaps, errors), text)
+
+
+def _reached(gaps: list[float], errors: list[float]) -> str:
+    """By two standard errors: does not hold if the mean is behind; holds if all tasks are decided and none is behind."""
+    if not gaps:
+        return OPEN
+    if sum(gaps) < -2 * sum(e**2 for e in errors) ** 0.5:
+        return DIFFERS
+    none_behind = all(gap >= -2 * of for gap, of in zip(gaps, errors, strict=True))
+    return AGREES if none_behind and len(gaps) == len(task_names()) else PARTLY
+
+
+def _curves(documents: list[Document]) -> Claim:
+    """By the loss at the end, beyond two standard errors of its last points, where something was learned."""
+    parts, not_behind = [], []
+    for task, found in group(
+        (d for d in documents if not d["settings"]["seed"]), lambda d: d["settings"]["task"]
+    ).items():
+        runs = {d["settings"]["attention"]: d for d in found if d["settings"]["attention"] in lra_time.ATTENTIONS}
+        if not {"softmax", "fastmax1"} <= runs.keys():
+            continue
+        ends = {name: _end(d) for name, d in runs.items()}
+        decides = found[0]["settings"]["steps"] >= ENOUGH and not all(
+            at_chance(runs[n]) for n in ("softmax", "fastmax1")
+        )
+        said = ", ".join(f"{name} {loss:.3f}" for name, (loss, _) in ends.items())
+        parts.append(f"{task} {said}" + ("" if decides else " (decides nothing: too short, or both guess)"))
+        if decides:
+            (softmax, a), (fastmax, b) = ends["softmax"], ends["fastmax1"]
+            not_behind.append(softmax <= fastmax + 2 * (a**2 + b**2) ** 0.5)
+    if not parts:
+        return untested(*STEPS, "no task has both softmax and fastmax1 in this folder")
+    verdict = OPEN if not not_behind else AGREES if all(not_behind) else PARTLY if any(not_behind) else DIFFERS
+    return Claim(*STEPS, verdict, f"Training loss at the end, mean of the last {WINDOW} points: {'; '.join(parts)}.")
+
+
+def _end(document: Document) -> tuple[float, float]:
+    """The training loss at the end, and its standard error over the batches that it was taken of."""
+    losses = [loss for _, loss, _ in document["result"]["curves"]["train"][-WINDOW:]]
+    return mean(losses), stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else 0.0

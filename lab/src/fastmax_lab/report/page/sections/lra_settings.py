@@ -1,0 +1,80 @@
+"""Scale, order, decay: what encoders learn with each, on short sequences of the Long Range Arena."""
+
+from math import sqrt
+
+from fastmax_lab.report.page.documents import Document, Results, group
+from fastmax_lab.report.page.parts import Block, Chart, Finding, Section, Table
+from fastmax_lab.report.page.tuned import Tuned, compared, dots, edges, tuned
+
+NAME = "lra-settings"
+TITLE = "Scale, order and decay: Long Range Arena (ours)"
+PAPER = "fastmax2, paper's scale"
+
+
+def section(results: Results) -> Section:
+    documents = results.get(NAME, [])
+    if not documents:
+        return Section(NAME, TITLE)
+    blocks, said = [], []
+    for task, found in group(documents, lambda d: d["settings"]["task"]).items():
+        s = found[0]["settings"]
+        runs = tuned(found, _test, lambda d: float(100 * d["result"]["dev_accuracy"]), higher=True)
+        if not runs:
+            continue
+        table = accuracies(runs, task)
+        rows = {row[0]: row for row in table.rows}
+        chart = Chart(
+            f"lra-settings-{task}", f"{task}, {s['length']} tokens", "test accuracy, %", "", (dots(table),),
+            categories=tuple(r[0] for r in table.rows), reference=rows["softmax"][2] if "softmax" in rows else None,
+        )  # fmt: skip
+        words = found_in(runs, task, min(d["result"]["test"]["examples"] for d in found))
+        said += [words] if words else []
+        notes = (Finding(words), Finding(edges(runs)))
+        title = f"{task}, {s['length']} tokens, {s['steps']:,} steps of {s['batch']} examples"
+        blocks.append(Block(title, (chart,), notes, (table,)))
+    intro = (
+        "The encoder of the preset on sequences that are shorter than the benchmark's, so that every setting has three "
+        "learning rates, chosen by dev accuracy with seed 0, and three seeds. The dotted line is softmax. Weights fade in "
+        "both directions where there is a decay, one learned constant per head, or a gate, one of every token and head. "
+        "A gap is within the noise if it is below two standard errors: that over seeds, of differences from softmax with "
+        "the same seed, or that of an accuracy on so many test examples, whichever is larger."
+    )
+    return Section(NAME, TITLE, intro, tuple(blocks), (), f"settings: {'; '.join(said)}" if said else "")
+
+
+def _test(document: Document) -> float:
+    return float(100 * document["result"]["test"]["accuracy"])
+
+
+def accuracies(runs: dict[str, Tuned], task: str) -> Table:
+    return compared(
+        runs,
+        f"lra-settings-{task}",
+        f"Test accuracy, {task}; the best by dev accuracy first",
+        "test accuracy, %",
+        decimals=1,
+        chosen_unit="dev accuracy, %",
+    )
+
+
+def found_in(runs: dict[str, Tuned], task: str, examples: int) -> str:
+    """The best Fastmax by the dev split, softmax with the same gate and the paper's Fastmax2, against softmax."""
+    ours = [name for name, one in runs.items() if name.startswith("fastmax") and one.gap is not None]
+    if not ours:
+        return ""
+    softmax = sum(runs["softmax"].values.values()) / len(runs["softmax"].values) / 100
+    error = 100 * sqrt(softmax * (1 - softmax) / examples)
+
+    def far(name: str) -> str:
+        found = runs[name].gap
+        assert found is not None
+        noise = " (one seed)" if found.error is None else "" if found.side(error) else " (within the noise)"
+        return f"{found.mean:+.1f} points{noise}"
+
+    of = f", of {len(ours)} Fastmax variants," if len(ours) > 1 else ""
+    words = f"on {task}{of} the best by dev is {ours[0]}: from softmax {far(ours[0])}"
+    others = {"softmax, gated": "softmax, gated", PAPER: "Fastmax2 as in the paper"}
+    for name, called in others.items():
+        if name in runs and name != ours[0] and runs[name].gap is not None:
+            words += f"; {called} {far(name)}"
+    return words

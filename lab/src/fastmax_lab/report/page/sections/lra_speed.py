@@ -1,0 +1,236 @@
+"""Long Range Arena: training steps per second and memory (Table 2), and speed against accuracy (Figure 5)."""
+
+from collections.abc import Callable
+from statistics import mean
+from typing import Any, NamedTuple
+
+from fastmax_lab.lra import paper
+from fastmax_lab.report.page.documents import Document, Results, group
+from fastmax_lab.report.page.parts import (
+    AGREES,
+    DIFFERS,
+    OPEN,
+    PARTLY,
+    Block,
+    Chart,
+    Claim,
+    Finding,
+    Section,
+    Series,
+    Table,
+    untested,
+)
+from fastmax_lab.report.page.sections import lra_time
+from fastmax_lab.report.page.sections.lra_runs import at_chance
+from fastmax_lab.report.page.words import listed, times
+
+NAME = "lra-speed"
+TITLE = "Long Range Arena: speed and memory (Table 2, Figure 5)"
+FASTER = ("Table 2", "Fastmax2 trains 3.4 times as fast as softmax on Text, Fastmax1 14.8 times.")
+WANTED = {"fastmax1": 14.8, "fastmax2": 3.4}
+Of = Callable[[Document, str], float | None]
+
+
+class Point(NamedTuple):
+    """`speed` in steps per second over those of the plain formula, `accuracy` in per cent, `memory` in MiB."""
+
+    speed: float
+    accuracy: float
+    memory: float
+
+
+class Trained(NamedTuple):
+    """The attentions of a task that were trained for as many `steps`."""
+
+    steps: int
+    points: dict[str, Point]
+
+
+def section(results: Results) -> Section:
+    documents = results.get(NAME, [])
+    if not documents:
+        return Section(NAME, TITLE, claims=(untested(*FASTER),))
+    intro = (
+        "Whole training steps (forward, backward, update) of the preset at full length, random "
+        "tokens, fp32, contestants in turns, best of the rounds. vanilla is softmax by the "
+        "plain formula, which is what the paper timed, on a GPU; ratios to it are what can be compared. In the trainings for "
+        "accuracy, whose batches of Text and ListOps leave padding out, sequences are shorter, and all ratios smaller: the "
+        "table of accuracy at equal time has them."
+    )
+    blocks = []
+    for rate, found in sorted(group(documents, lambda d: d["settings"]["attention_dropout"]).items()):
+        kind = f"attention dropout {rate:g}"
+        blocks.append(
+            Block(
+                kind[0].upper() + kind[1:],
+                (),
+                (_finding(found),),
+                (speeds(found, rate), ratios(found, rate), memory(found, rate)),
+            )
+        )
+    circles = speed_accuracy(results)
+    if circles:
+        said = (
+            "Speed without attention dropout; accuracy of runs of equal steps within a task, where any of them has learned "
+            "something: those that most attentions have, which may be the short ones. The area of a circle is in proportion "
+            "to the peak memory of a step. vanilla has the accuracy of softmax, which is the same function. Tasks of unequal "
+            "steps have no mean."
+        )
+        blocks.append(Block("Speed against accuracy; the area of a circle is memory", tuple(circles), (Finding(said),)))
+    claim = _claim(documents)
+    return Section(NAME, TITLE, intro, tuple(blocks), (claim,), f"speed: {claim.evidence}")
+
+
+def ratio(document: Document, name: str, to: str = "vanilla") -> float | None:
+    best = {n: t["best"] for n, t in document["result"]["seconds"].items()}
+    return float(best[to] / best[name]) if name in best and to in best else None
+
+
+def bytes_of(document: Document, name: str) -> float | None:
+    found = document["result"]["bytes"].get(name)
+    return None if found is None else (found["peak"] - found["before"]) / 2**20
+
+
+def _names(documents: list[Document]) -> list[str]:
+    return [name for name in dict.fromkeys(n for d in documents for n in d["result"]["seconds"]) if name != "data"]
+
+
+def _steps_per_second(document: Document, name: str) -> float | None:
+    timed = document["result"]["seconds"].get(name)
+    return None if timed is None else 1 / timed["best"]
+
+
+def _beside_the_papers(documents: list[Document], ours: Of, theirs: Of) -> tuple[tuple[Any, ...], ...]:
+    """A row for each attention: of each task ours and the paper's, and the means where no task is missing."""
+    rows = []
+    for name in _names(documents):
+        pairs = [(ours(d, name), theirs(d, name)) for d in documents]
+        means = [None if None in column else mean(column) for column in zip(*pairs, strict=True)]
+        rows.append((name, *(cell for pair in pairs for cell in pair), *means))
+    return tuple(rows)
+
+
+def speeds(documents: list[Document], rate: float) -> Table:
+    """Table 2 of the paper."""
+    heads = [*(d["settings"]["task"] for d in documents), "mean"]
+    return Table(
+        f"lra-speed-{rate:g}",
+        f"Training steps per second, and the paper's, on its GPU; attention dropout {rate:g}",
+        ("attention", *(f"{head}{what}" for head in heads for what in (", steps/s", ", paper"))),
+        _beside_the_papers(documents, _steps_per_second, lambda d, name: paper.speed(name, d["settings"]["task"])),
+        ("", *(".2f", ".1f") * len(heads)),
+    )
+
+
+def ratios(documents: list[Document], rate: float) -> Table:
+    heads = [*(d["settings"]["task"] for d in documents), "mean"]
+    return Table(
+        f"lra-ratio-{rate:g}",
+        f"Steps per second over those of softmax by the plain formula, and the paper's; attention dropout {rate:g}",
+        ("attention", *(f"{head}{what}" for head in heads for what in (", × vanilla", ", paper ×"))),
+        _beside_the_papers(documents, ratio, lambda d, name: paper.speed_ratio(name, d["settings"]["task"])),
+        ("", *(".1f", ".1f") * len(heads)),
+    )
+
+
+def memory(documents: list[Document], rate: float) -> Table:
+    rows = tuple((name, *(bytes_of(d, name) for d in documents)) for name in _names(documents))
+    columns = ("attention", *(f"{d['settings']['task']}, MiB" for d in documents))
+    return Table(
+        f"lra-memory-{rate:g}",
+        f"Peak memory of a training step, attention dropout {rate:g}",
+        columns,
+        rows,
+        ("", *(",.0f" for _ in documents)),
+    )
+
+
+def _finding(documents: list[Document]) -> Finding:
+    parts, ahead = [], []
+    for d in documents:
+        task = d["settings"]["task"]
+        for name in ("fastmax2", "fastmax1"):
+            ours, theirs = ratio(d, name), paper.speed_ratio(name, task)
+            if ours is not None and theirs is not None:
+                parts.append(f"{name} on {task} {times(ours)} (paper {times(theirs)})")
+                ahead.append(ours >= theirs)
+    if not parts:
+        return Finding("The plain formula was not timed.")
+    return Finding(f"Against the plain formula: {'; '.join(parts)}.", _verdict(ahead), "Table 2, as ratios.")
+
+
+def _verdict(reached: list[bool]) -> str:
+    return OPEN if not reached else AGREES if all(reached) else PARTLY if any(reached) else DIFFERS
+
+
+def _claim(documents: list[Document]) -> Claim:
+    """On Text, with every rate of dropout that was timed."""
+    text = [d for d in documents if d["settings"]["task"] == "text" and "vanilla" in d["result"]["seconds"]]
+    if not text:
+        return untested(*FASTER, "Text was not timed in this folder")
+    parts, reached = [], []
+    for d in sorted(text, key=lambda one: one["settings"]["attention_dropout"]):
+        found = {name: (ratio(d, name), ratio(d, name, "softmax")) for name in WANTED}
+        said = [
+            f"{name} {times(plain)}" + ("" if kernel is None else f" ({times(kernel)} over PyTorch's kernel)")
+            for name, (plain, kernel) in found.items()
+            if plain is not None
+        ]
+        reached += [plain >= WANTED[name] for name, (plain, _) in found.items() if plain is not None]
+        if said:
+            parts.append(f"with attention dropout {d['settings']['attention_dropout']:g} {listed(said)}")
+    evidence = (
+        f"on Text (N = {text[0]['result']['tokens']:,}) steps per second over the plain formula's: {'; '.join(parts)}"
+    )
+    return Claim(*FASTER, _verdict(reached), evidence)
+
+
+def speed_accuracy(results: Results) -> list[Chart]:
+    """A chart for each task, of the attentions that have both; and means over tasks, if their steps are equal."""
+    timed = {d["settings"]["task"]: d for d in results.get(NAME, []) if not d["settings"]["attention_dropout"]}
+    found = {
+        task: _trained(runs, timed[task])
+        for task, runs in group(results.get("lra", []), lambda d: d["settings"]["task"]).items()
+        if task in timed
+    }
+    tasks = {task: of for task, of in found.items() if of is not None}
+    charts = [
+        _circles(f"lra-speed-accuracy-{task}", f"{task}, {of.steps:,} steps", of.points) for task, of in tasks.items()
+    ]
+    every = list(tasks.values())
+    means = {
+        name: Point(*map(mean, zip(*(of.points[name] for of in every), strict=True)))
+        for name in (every[0].points if every else ())
+        if all(name in of.points for of in every)
+    }
+    if len(every) > 1 and means and len({of.steps for of in every}) == 1:
+        charts.append(_circles("lra-speed-accuracy", f"means over {listed(list(tasks))}", means))
+    return charts
+
+
+def _trained(runs: list[Document], timed: Document) -> Trained | None:
+    """The runs of equal steps that most of the timed attentions have, and of these the longest; none where all guess, or
+    where there is nothing to compare."""
+    best, most = None, 1
+    firsts = [d for d in runs if not d["settings"]["seed"]]
+    for steps, found in sorted(group(firsts, lambda d: int(d["settings"]["steps"])).items(), reverse=True):
+        if all(at_chance(d) for d in found):  # what differs there is noise
+            continue
+        points = {}
+        for d in found:
+            for shown, kernel in lra_time.kernels(d["settings"]["attention"]).items():
+                speed, used = ratio(timed, kernel), bytes_of(timed, kernel)
+                if speed is not None and used is not None:
+                    label = kernel if shown == lra_time.PLAIN else shown
+                    points[label] = Point(speed, 100 * d["result"]["test"]["accuracy"], used)
+        count = len(points.keys() - {"vanilla"})  # which is softmax once more
+        if count > most:
+            best, most = Trained(steps, points), count
+    return best
+
+
+def _circles(name: str, title: str, points: dict[str, Point]) -> Chart:
+    largest = max(point.memory for point in points.values())
+    series = tuple(Series(label, (of.speed,), (of.accuracy,), area=(of.memory,)) for label, of in points.items())
+    title += f"; the largest circle is {largest:,.0f} MiB"
+    return Chart(name, title, "steps per second over the plain formula's", "test accuracy, %", series, x_log=True)

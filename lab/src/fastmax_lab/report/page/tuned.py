@@ -1,0 +1,110 @@
+"""Runs of several learning rates and seeds: the best rate of each attention by its first seed, all seeds of that rate."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+from fastmax_lab.report.page.documents import Document, group, spread
+from fastmax_lab.report.page.parts import Series, Table
+
+Value = Callable[[Document], float]
+CLEAR = 2.0
+"""Standard errors that a difference has to exceed."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A difference between two that were trained from the same seeds, in pairs. The error is None of a single pair."""
+
+    mean: float
+    error: float | None
+    seeds: int
+
+    def side(self, error: float = 0.0) -> int:
+        """1 if clearly above 0, -1 if clearly below, else 0. A larger standard error than that over seeds may be given."""
+        if self.error is None or abs(self.mean) <= CLEAR * max(self.error, error):
+            return 0
+        return 1 if self.mean > 0 else -1
+
+
+def gap(ours: dict[int, float], theirs: dict[int, float]) -> Gap | None:
+    """Of the seeds that both have; None if there are none."""
+    pairs = [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
+    if not pairs:
+        return None
+    mean, deviation = spread(pairs)
+    return Gap(mean, None if deviation is None else deviation / sqrt(len(pairs)), len(pairs))
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """An attention at its best rate: what is reported and what chose the rate, by seed."""
+
+    attention: str
+    rate: float
+    rates: tuple[float, ...]
+    values: dict[int, float]
+    chosen: dict[int, float]
+    gap: Gap | None
+    """To softmax."""
+
+    @property
+    def edge(self) -> str:
+        """Whether a rate that was not tried might be better still."""
+        if len(self.rates) < 2:
+            return ""
+        return "highest" if self.rate == self.rates[-1] else "lowest" if self.rate == self.rates[0] else ""
+
+
+def tuned(found: list[Document], value: Value, chosen_by: Value, *, higher: bool = False) -> dict[str, Tuned]:
+    """By attention, the best first by `chosen_by`, of which `higher` or lower is better."""
+    best = max if higher else min
+    result: dict[str, Tuned] = {}
+    by_name = group(found, lambda d: d["settings"]["attention"])
+    for attention in sorted(by_name, key=lambda name: name != "softmax"):  # gaps need softmax first
+        first = {d["settings"]["lr"]: chosen_by(d) for d in by_name[attention] if d["settings"]["seed"] == 0}
+        if not first:  # its rate is not chosen yet
+            continue
+        rate = best(first, key=first.__getitem__)
+        own = {d["settings"]["seed"]: d for d in by_name[attention] if d["settings"]["lr"] == rate}
+        values = {seed: value(d) for seed, d in own.items()}
+        softmax = values if attention == "softmax" else result["softmax"].values if "softmax" in result else {}
+        chosen = {seed: chosen_by(d) for seed, d in own.items()}
+        result[attention] = Tuned(attention, rate, tuple(sorted(first)), values, chosen, gap(values, softmax))
+    ordered = sorted(result.values(), key=lambda one: spread(list(one.chosen.values()))[0], reverse=higher)
+    return {one.attention: one for one in ordered}
+
+
+def compared(
+    runs: dict[str, Tuned], name: str, title: str, unit: str, *, decimals: int, chosen_unit: str = ""
+) -> Table:
+    """A row for each attention; what chose the rates has columns of its own if it has a unit."""
+    rows: list[tuple[Any, ...]] = []
+    for one in runs.values():
+        gaps = (None, None) if one.gap is None else (one.gap.mean, one.gap.error)
+        own = spread(list(one.chosen.values())) if chosen_unit else ()
+        rows.append(
+            (one.attention, one.rate, *spread(list(one.values.values())), *gaps, len(one.values), len(one.rates), *own)
+        )
+    columns = ("attention", "learning rate", unit, "±", "gap to softmax", "its standard error", "seeds", "rates tried")
+    more = (chosen_unit, "± ") if chosen_unit else ()
+    shape = f".{decimals}f"
+    formats = ("", "g", shape, shape, f"+{shape}", shape, "", "", shape, shape)
+    return Table(name, title, (*columns, *more), tuple(rows), formats)
+
+
+def dots(table: Table) -> Series:
+    """The rows of `compared`, from the first on, with their spread."""
+    places = tuple(range(len(table.rows)))
+    return Series("best learning rate", tuple(r[2] for r in table.rows), places, tuple(r[3] for r in table.rows))
+
+
+def edges(runs: dict[str, Tuned]) -> str:
+    """Whose rate might be better beyond those that were tried; "" if nobody's."""
+    parts = []
+    for edge in ("highest", "lowest"):
+        names = [name for name, one in runs.items() if one.edge == edge]
+        if names:
+            parts.append(f"The {edge} rate that was tried is the best for: {'; '.join(names)}.")
+    return f"{' '.join(parts)} Beyond it might be a better one, so these may be better than shown." if parts else ""

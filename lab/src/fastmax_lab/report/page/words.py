@@ -1,0 +1,38 @@
+"""Numbers in sentences."""
+
+from fastmax_lab.report.table import times as times
+
+MEANINGS = {
+    "softmax": "attention as everybody has it, by PyTorch's own kernel, which keeps no N × N matrix",
+    "vanilla": "the same numbers by the plain formula, matrix by matrix; also called softmax, plain formula",
+    "softmax, standardized": "softmax of queries and keys that are standardized as those of Fastmax are",
+    "fastmax1": "Fastmax of order 1, with scale 1/D: a larger one could make weights negative",
+    "fastmax2": (
+        "Fastmax of order 2, with scale 1/√D, the default of our layers. Scaling and Exactness call the bare function, "
+        "whose scale is 1; time and memory do not depend on it"
+    ),
+    "fastmax2, paper's scale": "Fastmax of order 2 with scale 1, as equation 8 of the paper has it",
+    "fastmax2, learned scale": "Fastmax of order 2 with one learned scale per head",
+    "fastmax4": "Fastmax of order 4, with scale 1/√D",
+    "…, decay": "with one learned rate of forgetting per head: ours, not in the paper",
+    "…, gated": "with a forget gate, which each token sets anew: ours, not in the paper",
+    "linear, performer, reformer, informer": "the other attentions of the paper's tables, in our code",
+    "N, D": "the number of tokens, and the channels of one head",
+    "±": (
+        "the standard deviation over seeds. Where there is one seed, what is given is the standard error of a share of so "
+        "many test examples; tables name it"
+    ),
+    "best by dev": (
+        "of the Fastmaxes, in each task the one of the highest accuracy on the dev set; shown is its accuracy on the test set"
+    ),
+    "the paper's numbers": "measured on RTX A6000 and A5000 GPUs; all others on the machine named at the top",
+}
+"""Of the labels on the page."""
+
+
+def plus_minus(value: float, deviation: float | None, digits: int = 2) -> str:
+    return f"{value:.{digits}f}" if deviation is None else f"{value:.{digits}f} ± {deviation:.{digits}f}"
+
+
+def listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,313 @@
+"""The report on the Long Range Arena: tables, accuracy at equal time, and the rules that judge."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastmax_lab.report.page import build, documents
+from fastmax_lab.report.page.parts import OPEN, Claim, Section, Table
+from fastmax_lab.report.page.sections import lra, lra_runs, lra_speed, lra_time
+
+
+def of(results: Path, experiment: str) -> list[dict[str, Any]]:
+    return documents.load(results)[experiment]
+
+
+def test_equal_time_counts_steps_by_what_they_cost(results: Path, sections: list[Section]) -> None:
+    table = next(t for t in build.tables(sections) if t.name == "lra-equal-time")
+    (timed,) = of(results, "lra-pace")
+    best = {name: t["best"] for name, t in timed["result"]["seconds"].items()}
+    rows = {row[1]: row for row in table.rows}
+    kernels = {name: name for name in ("fastmax1", "fastmax2", "fastmax2, gated", "softmax")}
+    kernels |= {"softmax, plain formula": "vanilla", "fastmax2, paper's scale": "fastmax2"}
+    assert rows.keys() == kernels.keys()
+    for name, kernel in kernels.items():
+        most = 60 if name == "fastmax1" else 40  # it has a longer run
+        assert rows[name][2] == pytest.approx(best[kernel] / best["fastmax2"])
+        assert rows[name][3] == pytest.approx(min(40, 40 * best["fastmax2"] / best[kernel]))
+        assert rows[name][6] == pytest.approx(min(most, 40 * best["softmax"] / best[kernel]))
+        assert rows[name][8] == pytest.approx(200 * (0.5 / 16) ** 0.5), "16 examples are tested"
+    curve = {
+        (d["settings"]["attention"], d["settings"]["steps"]): d["result"]["curves"]["dev"]
+        for d in of(results, "lra")
+    }  # fmt: skip
+    for name, steps, early, late in (("fastmax2", 40, 4, None), ("softmax", 40, None, 7), ("fastmax1", 60, None, 7)):
+        for column in (early, late):
+            if column is not None:
+                seen = [100 * p[2] for p in curve[name, steps] if p[0] <= rows[name][column - 1]]
+                assert rows[name][column] == max(seen, default=None)
+
+
+def test_equal_time_shows_the_look_before_and_the_one_after() -> None:
+    def run(attention: str, looks: list[tuple[int, float]]) -> dict[str, Any]:
+        settings = {"task": "text", "attention": attention, "seed": 0, "steps": 100, "batch": 16, "length": 64}
+        curves = {"dev": [[step, 0.5, accuracy] for step, accuracy in looks], "train": []}
+        return {"settings": settings, "result": {"curves": curves, "examples": {"val": 100}}}
+
+    timed = {"task": "text", "batch": 16, "length": 64, "group_lengths": None, "attention_dropout": None}
+    pace = {"settings": timed, "result": {"seconds": {"fastmax2": {"best": 1.0}, "softmax": {"best": 2.5}}}}
+    runs = [run("fastmax2", [(50, 0.55), (100, 0.6)]), run("softmax", [(25, 0.5), (50, 0.59), (100, 0.63)])]
+    table = lra_time.table(runs, [], [pace])
+    assert table is not None
+    rows = {row[1]: row for row in table.rows}
+    assert rows["softmax"][3:8] == pytest.approx((40, 50.0, 59.0, 100, 63.0))
+    assert rows["fastmax2"][3:8] == pytest.approx((100, 60.0, 60.0, 100, 60.0))
+    assert "softmax 50.0 % (at its next look 59.0)" in lra_time.claim(table).evidence
+
+
+def test_accuracy_against_the_clock(results: Path, sections: list[Section]) -> None:
+    (chart,) = [chart for chart in build.charts(sections) if chart.name == "lra-accuracy-listops-clock"]
+    (timed,) = of(results, "lra-pace")
+    runs = {
+        (d["settings"]["attention"], d["settings"]["steps"]): d["result"]["curves"]["dev"]
+        for d in of(results, "lra")
+    }  # fmt: skip
+    expected = {name: (name, 40, name) for name in ("fastmax1", "fastmax2", "fastmax2, gated", "softmax")}
+    expected |= {
+        "softmax, plain formula": ("softmax", 40, "vanilla"),
+        "fastmax1, 60 steps": ("fastmax1", 60, "fastmax1"),
+        "fastmax2, paper's scale": ("fastmax2, paper's scale", 40, "fastmax2"),
+    }
+    assert {one.label for one in chart.series} == expected.keys()
+    for one in chart.series:
+        name, steps, kernel = expected[one.label]
+        minutes = timed["result"]["seconds"][kernel]["best"] / 60
+        assert one.x == pytest.approx([step * minutes for step, _, _ in runs[name, steps]])
+        assert one.y == pytest.approx([100 * accuracy for _, _, accuracy in runs[name, steps]])
+        assert one.dashed is (one.label != name)
+
+
+def timed(task: str, name: str, early: float | None, late: float, steps: int = 1000) -> lra_time.Row:
+    return lra_time.Row(task, name, 1.0, 500, early, early, steps, late, 3.0)
+
+
+def judged(*rows: lra_time.Row) -> Claim:
+    return lra_time.claim(Table("t", "", (), rows))
+
+
+def test_equal_time_is_judged_beyond_noise() -> None:
+    def verdict(*pairs: tuple[float | None, float | None], late: tuple[float, float] = (50.0, 50.0)) -> str:
+        """Accuracies of Fastmax1 and of softmax in a task each; `late` are those after longer runs of Fastmax1."""
+        rows = []
+        for task, (ours, theirs) in zip(("text", "retrieval"), pairs, strict=False):
+            rows += [timed(task, "fastmax1", ours, late[0], steps=4000), timed(task, "fastmax2", 99.0, 99.0)]
+            rows += [timed(task, name, theirs, late[1]) for name in ("softmax", "softmax, plain formula")]
+        return judged(*rows).verdict
+
+    assert verdict((60.0, 50.0)) == verdict((60.0, None)) == "holds"
+    assert verdict((50.5, 50.0), (50.0, 50.5)) == OPEN
+    assert verdict((60.0, None), (50.5, 50.0)) == "holds in part", "level in one of two"
+    assert verdict((52.9, None)) == OPEN, "guessing is not ahead of what nobody has looked at"
+    assert verdict((50.0, 60.0)) == "does not hold"
+    assert verdict((50.0, 60.0), (60.0, 50.0)) == "holds in part"
+    assert verdict((50.0, 50.0), late=(60.0, 50.0)) == "holds"
+    assert verdict((60.0, 50.0), late=(60.0, 65.0)) == OPEN, "ahead first, behind in the end"
+
+
+def test_softmax_has_what_it_had_at_its_next_look() -> None:
+    softmax = timed("text", "softmax", 50.0, 60.0)
+    fastmax = timed("text", "fastmax1", 60.0, 60.0)
+    assert judged(fastmax, softmax).verdict == "holds"
+    assert judged(fastmax, softmax._replace(early_next=58.0)).verdict == OPEN
+    assert judged(fastmax, softmax._replace(early=None, early_next=58.0)).verdict == OPEN
+    level = softmax._replace(early=60.0, early_next=70.0)
+    assert judged(fastmax, level).verdict == OPEN, "what it had later does not put Fastmax behind"
+
+
+def test_softmax_that_goes_on_alone_is_no_comparison() -> None:
+    runs = timed("text", "fastmax1", 55.0, 55.0), timed("text", "softmax", 55.0, 70.0)
+    assert judged(*runs).verdict == OPEN
+    other = timed("text", "fastmax2", 55.0, 70.0, steps=3000)
+    assert judged(*runs, other).verdict == OPEN, "that another went on says nothing of Fastmax1"
+
+
+def test_a_claim_on_fastmax1_needs_fastmax1_and_enough_steps() -> None:
+    assert judged(timed("text", "fastmax2", 90.0, 90.0), timed("text", "softmax", 50.0, 50.0)).verdict == OPEN
+    short = timed("text", "fastmax1", 90.0, 90.0, steps=60), timed("text", "softmax", 50.0, 50.0, steps=60)
+    assert judged(*short).verdict == OPEN
+
+
+def test_what_ended_early_and_behind_is_not_said_to_be_faster() -> None:
+    def claimed(late: float) -> Claim:
+        return judged(timed("text", "fastmax1", 60.0, 60.0), timed("text", "softmax", 50.0, late))
+
+    assert claimed(62.0).verdict == "holds"
+    assert claimed(70.0).verdict == "holds in part"
+    assert claimed(70.0).evidence.endswith("in the end: text: fastmax1 60.0 %, softmax 70.0 %.")
+
+
+def trained(task: str, attention: str, accuracy: float, steps: int = 1000, kind: str = "") -> dict[str, Any]:
+    settings = {"task": task, "attention": attention, "steps": steps, "batch": 16, "seed": 0}
+    result = {"test": {"accuracy": accuracy, "examples": 2000}, "dev_accuracy": accuracy}
+    return {"name": f"{task}-{attention}{kind}-seed0", "settings": settings, "result": result}
+
+
+def test_means_are_over_tasks_that_an_attention_has_all_of() -> None:
+    runs = [trained("text", "softmax", 0.6), trained("image", "softmax", 0.3), trained("text", "linear", 0.5)]
+    table = lra.accuracies(runs, "a", "")
+    rows = {row[0]: row for row in table.rows}
+    at = table.columns.index("mean")
+    assert rows["softmax"][at:] == pytest.approx((45.0, (61.95 + 40.57) / 2))
+    assert rows["linear"][at] is None
+    assert [row[-1] for row in lra.dev_accuracies(runs, "a", "").rows] == [pytest.approx(45.0), None]
+
+
+def test_the_best_fastmax_is_chosen_by_dev_accuracy_in_each_task() -> None:
+    runs = [trained("text", "fastmax1", 0.6), trained("text", "fastmax2", 0.7), trained("image", "fastmax1", 0.4)]
+    runs += [trained("image", "fastmax2", 0.3), trained("text", "softmax", 0.9), trained("image", "softmax", 0.9)]
+    runs[0]["result"]["dev_accuracy"] = 0.8
+    table = lra.accuracies(runs, "a", "")
+    row = dict(zip(table.columns, table.rows[-1], strict=True))
+    assert row["attention"] == lra.BEST
+    assert (row["text (1,000 steps)"], row["text (1,000 steps), paper"]) == (60.0, None)
+    assert (row["image (1,000 steps)"], row["mean"], row["mean, paper"]) == (40.0, 50.0, None)
+    assert lra.dev_accuracies(runs, "a", "").rows[-1] == (lra.BEST, 80.0, 40.0, 60.0)
+    assert lra.BEST not in [row[0] for row in lra.accuracies(runs[-3:], "a", "").rows], "there is no choice"
+
+
+def test_runs_of_fewer_steps_stand_in_a_table_of_their_own(sections: list[Section]) -> None:
+    tables = {table.name: table for table in build.tables(sections)}
+    assert [row[0] for row in tables["lra-accuracy-short"].rows] == ["linear"]
+    assert [row[:3] for row in tables["lra-accuracy-longer"].rows] == [("listops", "fastmax1", 60)]
+    assert tables["lra-accuracy-longer"].rows[0][5] == 40
+    assert [row[2] for row in tables["lra-budget"].rows] == [60, 40, 20]
+
+
+def test_a_folder_without_the_long_run_of_softmax_has_its_main_runs_all_the_same() -> None:
+    runs = [trained("image", "softmax", 0.2, 300, "-short"), trained("image", "fastmax2", 0.3, 1500)]
+    runs += [trained("image", "fastmax1", 0.3, 5500, "-longer")]
+    kinds = {kind: [d["settings"]["steps"] for d in lra_runs.of_kind(runs, kind)] for kind in ("", "short", "longer")}
+    assert kinds == {"": [1500], "short": [300], "longer": [5500]}
+
+
+@pytest.mark.parametrize(("pairs", "said"), [(147_086, False), (16_328, True)])
+def test_other_data_than_the_benchmarks_is_said(pairs: int, said: bool) -> None:
+    settings = {"task": "retrieval", "seed": 0, "lr": 2e-4}
+    document = {"settings": settings, "result": {"examples": {"train": pairs}}}
+    assert ("16,328 citation pairs" in lra._intro([document])) is said
+
+
+def test_what_may_favour_fastmax_is_said() -> None:
+    document = {"settings": {"task": "text", "seed": 0, "lr": 5e-4}, "result": {}}
+    for words in ("One seed.", "tried out with Fastmax", "the dev set is the test set"):
+        assert words in lra._intro([document])
+
+
+def test_accuracies_are_judged_where_something_was_learned() -> None:
+    def judged(*runs: tuple[str, float, float], steps: int = 1000, gated: float | None = None) -> Claim:
+        documents = [
+            trained(task, name, accuracy, steps)
+            for task, softmax, fastmax in runs
+            for name, accuracy in (("softmax", softmax), ("fastmax2", fastmax - 0.1), (lra_runs.PAPER, fastmax))
+        ]
+        if gated is not None:
+            documents += [trained(task, "fastmax2, gated", gated, steps) for task, _, _ in runs]
+        return lra._equal(documents)
+
+    five = [(task, 0.6, 0.595) for task in ("listops", "text", "retrieval", "image", "pathfinder")]
+    assert judged(*five).verdict == "holds"
+    assert judged(*five, steps=100).verdict == OPEN
+    behind = [(task, 0.6, 0.5) for task, _, _ in five]
+    assert judged(*behind).verdict == "does not hold"
+    assert judged(*behind, gated=0.7).verdict == "does not hold", "the gate is not the paper's"
+    claim = judged(*five[:4], ("pathfinder", 0.51, 0.49), gated=0.51)
+    assert claim.verdict == "holds in part"
+    assert (
+        "over 4 tasks: Fastmax2 -0.5 points (standard error 0.8), the best by dev of up to 3 settings" in claim.evidence
+    )
+    assert "nothing is decided: pathfinder" in claim.evidence
+    assert "best by dev fastmax2, paper's scale 59.50" in claim.evidence
+    uneven = [(task, 0.6, 0.6 + gap) for (task, _, _), gap in zip(five, (-0.3, 0.3, 0, 0, 0), strict=True)]
+    assert judged(*uneven).verdict == "holds in part", "one task far behind"
+    assert judged(("text", 0.6, 0.58)).verdict == "holds in part", "two points of one task are noise"
+
+
+def test_losses_are_judged_where_training_was_long_enough_and_something_learned() -> None:
+    def judged(*runs: tuple[str, int, float], accuracy: float = 0.6) -> str:
+        documents = [
+            trained(task, name, accuracy, steps) for task, steps, _ in runs for name in ("softmax", "fastmax1")
+        ]
+        for d, loss in zip(documents, [x for _, _, gap in runs for x in (1.0 + gap, 1.0)], strict=True):
+            d["result"]["curves"] = {"train": [[10 * i, loss + 0.01 * (-1) ** i, 0.5] for i in range(10)]}
+        return lra._curves(documents).verdict
+
+    assert judged(("text", 1500, -0.1), ("retrieval", 600, 0.1)) == "holds"
+    assert judged(("text", 1500, 0.1), ("retrieval", 600, -0.1)) == "does not hold"
+    assert judged(("text", 1500, 0.1), ("image", 1500, -0.1)) == "holds in part"
+    assert judged(("text", 1500, 0.005)) == "holds", "within the noise of the last batches"
+    assert judged(("retrieval", 600, -0.1)) == OPEN
+    assert judged(("retrieval", 1500, -0.1), accuracy=0.5) == OPEN
+
+
+def test_what_still_guesses_is_said_with_how_long_was_tried() -> None:
+    (found,) = lra.guessing([trained("text", "softmax", 0.51), trained("text", "fastmax1", 0.66)])
+    assert found.text.endswith("guessing: text, 1,000 steps of 16 examples: softmax.")
+    (found,) = lra.guessing([trained("text", "softmax", 0.51)] * 3)
+    assert found.text.endswith("16 examples: softmax."), "three seeds are one attention"
+    assert lra.guessing([trained("image", "softmax", 0.2), trained("text", "fastmax1", 0.66)]) == []
+    listops = trained("listops", "softmax", 0.175)
+    assert lra.guessing([listops]) == []
+    listops["result"]["most_frequent"] = 0.17
+    assert lra.guessing([listops]), "always the same class"
+
+
+def test_speed_against_accuracy() -> None:
+    """Of each task the runs of equal steps that most attentions have, unless all guess; means where the steps are equal."""
+
+    def timed(task: str, seconds: float) -> dict[str, Any]:
+        names = ("vanilla", "softmax", "fastmax1", "linear", "fastmax2")
+        times = {name: {"best": seconds / (1 + i)} for i, name in enumerate(names)}
+        used = {name: {"peak": (2 + i) * 2**20, "before": 2**20} for i, name in enumerate(names)}
+        settings = {"task": task, "attention_dropout": 0.0}
+        return {"settings": settings, "result": {"seconds": times, "bytes": used}}
+
+    runs = [trained("text", name, accuracy) for name, accuracy in (("softmax", 0.6), ("fastmax1", 0.5))]
+    runs += [trained("text", "fastmax2, paper's scale", 0.65), trained("text", "fastmax2, gated", 0.8)]
+    runs += [trained("text", "fastmax1", 0.7, 4000)]
+    runs += [trained("image", name, accuracy) for name, accuracy in (("softmax", 0.3), ("fastmax1", 0.4))]
+    runs += [trained("image", name, 0.1 * i, 100) for i, name in enumerate(("softmax", "fastmax1", "linear"))]
+    runs += [trained("listops", "softmax", 0.3)]
+    runs += [trained("retrieval", name, 0.51) for name in ("softmax", "fastmax1")]
+    tasks = ("text", "image", "listops", "retrieval")
+    charts = lra_speed.speed_accuracy({"lra": runs, "lra-speed": [timed(task, 2.0) for task in tasks]})
+    shown = {
+        chart.name.removeprefix("lra-speed-accuracy"): {one.label: (*one.x, *one.y, *one.area) for one in chart.series}
+        for chart in charts
+    }
+    assert shown == {
+        "-text": {
+            "vanilla": (1, 60, 1),
+            "softmax": (2, 60, 2),
+            "fastmax1": (3, 50, 3),
+            "fastmax2, paper's scale": (5, 65, 5),
+        },
+        "-image": {"vanilla": (1, 0, 1), "softmax": (2, 0, 2), "fastmax1": (3, 10, 3), "linear": (4, 20, 4)},
+    }
+    assert [chart.title for chart in charts] == [
+        "text, 1,000 steps; the largest circle is 5 MiB",
+        "image, 100 steps; the largest circle is 4 MiB",
+    ]
+    runs = [trained(task, name, 0.6) for task in ("text", "image") for name in ("softmax", "fastmax1")]
+    *_, means = lra_speed.speed_accuracy({"lra": runs, "lra-speed": [timed(task, 2.0) for task in tasks]})
+    assert means.name == "lra-speed-accuracy"
+    assert lra_speed.speed_accuracy({}) == []
+
+
+def test_speed_without_the_plain_formula_decides_nothing() -> None:
+    def timed(task: str, *names: str) -> dict[str, Any]:
+        result = {"seconds": {name: {"best": 1.0} for name in names}, "bytes": {}, "tokens": 4000}
+        return {"settings": {"task": task, "attention_dropout": 0.0}, "result": result}
+
+    some = [timed("text", "fastmax2", "softmax"), timed("listops", "fastmax1")]
+    section = lra_speed.section({"lra-speed": some})
+    assert section.claims[0].verdict == OPEN
+    assert section.blocks[0].findings[0].verdict == ""
+    table = section.blocks[0].tables[0]
+    assert [(row[0], row[1], row[3]) for row in table.rows] == [
+        ("fastmax2", 1.0, None),
+        ("softmax", 1.0, None),
+        ("fastmax1", None, 1.0),
+    ]
+    slow = timed("text", "vanilla", "softmax", "fastmax1", "fastmax2")
+    assert lra_speed.section({"lra-speed": [slow]}).claims[0].verdict == "does not hold"

@@ -1,0 +1,436 @@
+"""The command: what it prints, what it writes, what it refuses. Benchmarks run here at toy sizes; no time is asserted."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastmax import __version__
+from fastmax.backends import NAMES, native
+from fastmax_lab import _cells, cli
+from fastmax_lab._progress import Progress
+from fastmax_lab.bench import core, decode, demo, dropout, kernel, long, measure, memory
+from fastmax_lab.bench.selection import Selection
+from fastmax_lab.report import kernel as kernel_report
+from fastmax_lab.report.table import milliseconds, table, times
+from fastmax_lab.report.terminal import show
+
+needs_kernel = pytest.mark.skipif(not native.levels(), reason=f"the native backend is {native.describe()}")
+
+
+def test_version_and_info(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert cli.main(["info"]) == 0
+    printed = capsys.readouterr().out
+    assert f"fastmax {__version__}" in printed
+    assert torch.__version__ in printed
+    for name in NAMES:
+        assert f"backend {name}" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            [],
+            "fastmax: the following arguments are required: {demo,info,bench,tune,lra,reproduce,report,data,completion}",
+        ),
+        (
+            ["fly"],
+            "fastmax: argument {demo,info,bench,tune,lra,reproduce,report,data,completion}: invalid choice: 'fly'",
+        ),
+        (["info", "--fast"], "fastmax info: unrecognized arguments: --fast"),
+        (["info", "two\nlines"], "fastmax info: unrecognized arguments: two lines"),
+        (["bench"], "fastmax-lab bench: the following arguments are required: {core,kernel,"),
+        (
+            ["bench", "nothing"],
+            "fastmax-lab bench: argument {core,kernel,decode,generate,dropout,decay,distributed,long,lra}: invalid choice",
+        ),
+        (
+            ["bench", "core", "--threads", "0"],
+            "fastmax-lab bench core: argument --threads: must be at least 1 and at most",
+        ),
+        (["bench", "kernel", "--tokens", "0"], "fastmax-lab bench kernel: argument --tokens: must be at least 1"),
+        (["bench", "kernel", "--tokens", "x"], "fastmax-lab bench kernel: argument --tokens: must be a whole number"),
+        (["bench", "kernel", "--dtype", "fp8"], "fastmax-lab bench kernel: argument --dtype: must be one of float32"),
+        (
+            ["bench", "kernel", "--order", "3"],
+            "fastmax-lab bench kernel: argument --order: must be at least 1 and at most 2",
+        ),
+        (["lra", "train"], "fastmax-lab lra train: the following arguments are required: --task"),
+        (["lra", "sweep", "--seeds", "1", "-1"], "fastmax-lab lra sweep: argument --seeds: must be at least 0"),
+        (["data", "get", "imagenet"], "fastmax-lab data get: argument NAME: invalid choice: 'imagenet'"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(message), printed
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "printed"),
+    [
+        (ValueError("wrong\nin two lines"), 1, "fastmax-lab demo: wrong in two lines\n"),
+        (FileNotFoundError("gone"), 1, "fastmax-lab demo: gone\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_what_goes_wrong_later(
+    error: BaseException,
+    code: int,
+    printed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(demo, "run", fail)
+    assert cli.main(["demo"]) == code
+    assert capsys.readouterr().err == printed
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "as it was"
+
+
+def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(demo, "TOKENS", [16, 32])
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["demo"]) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split("|") for line in printed.splitlines() if line.startswith("| ")]
+    errors = [[float(cell) for cell in row[3:6]] for row in rows if row[1].strip() in ("1", "2", "3", "4")]
+    assert len(errors) == 8
+    for single, dense, double in errors:  # the budget of `assert_within_budget`, as far as two digits tell
+        assert single <= 2.1 * dense + 16 * torch.finfo(torch.float32).eps
+        assert double <= 16_000 * torch.finfo(torch.float64).eps
+    assert "| 32 " in printed
+
+
+def test_bench_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setattr(core, "MEMORY_TOKENS", [8192, 16384])
+    monkeypatch.setattr(core, "TIME_TOKENS", [64, 128])
+    monkeypatch.setattr(core, "LITERAL", {"tokens": 32, "head_dim": 4, "heads": 1})
+    out = tmp_path / "new" / "core.json"
+    assert cli.main(["bench", "core", "--out", str(out), "--threads", "1"]) == 0
+    measured = json.loads(out.read_text())
+    assert measured["machine"]["torch"] == torch.__version__
+    assert measured["machine"]["threads"] == 1
+    assert [m["tokens"] for m in measured["memory"]] == [8192, 16384] * len(core.BACKENDS)
+    assert all(m["tensors"] == 8 * m["tokens"] * 64 * 4 for m in measured["memory"])
+    # the tensors themselves, 16 and 32 MiB, are in the peak; the system counts pages in batches, so not to the byte
+    assert all(m["peak"] - m["before"] > 0.8 * m["tensors"] for m in measured["memory"])
+    assert {m["is_causal"] for m in measured["literal"]} == {False, True}
+    assert "per doubling" in capsys.readouterr().out
+    assert list(out.parent.iterdir()) == [out], "no draft is left behind"
+
+
+def test_a_failed_measurement_of_memory_tells_why() -> None:
+    with pytest.raises(RuntimeError, match="order must be from 1 to 4, got 9"):
+        memory.peak(tokens=8, head_dim=4, order=9, is_causal=False, backend="auto")
+
+
+@needs_kernel
+def test_bench_kernel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    cells = [
+        _cells.Cell(64, 16, order, is_causal, backward, dtype, heads=2)
+        for order in (1, 2)
+        for is_causal in (False, True)
+        for backward in (False, True)
+        for dtype in ("float32", "bfloat16")
+    ]
+    monkeypatch.setattr(kernel, "quick_grid", lambda _: cells)
+    monkeypatch.setattr(_cells, "SGEMM", 32)
+    monkeypatch.setattr(_cells, "COPY", 1024)
+    monkeypatch.setattr(kernel, "THREADS_TOKENS", 32)
+    threads = torch.get_num_threads()
+    out = tmp_path / "kernel.json"
+    assert cli.main(["bench", "kernel", "--quick", "--out", str(out)]) == 0
+    assert torch.get_num_threads() == threads
+    measured = json.loads(out.read_text())
+    assert len(measured["cells"]) == len(cells)
+    contestants = {"sgemm", "sdpa", "chunked", "dense", "factorized", "native"}
+    for cell in measured["cells"]:
+        assert set(cell["seconds"]) - {"copy"} == contestants | ({"float32"} if cell["dtype"] == "bfloat16" else set())
+        ours, sgemm = cell["seconds"]["native"], cell["seconds"]["sgemm"]
+        assert ours["best"] == min(ours["rounds"])
+        assert ours["paired"] > 0
+        assert sgemm["paired"] is None
+        assert len(sgemm["rounds"]) > 2 * len(ours["rounds"]), "it is measured before and after each"
+    printed = capsys.readouterr().out
+    assert "### forward + backward, order 2, bfloat16" in printed
+    assert "Rule: the form picked takes at worst" in printed
+    assert f"Threads: {threads} are " in printed
+
+
+@needs_kernel
+def test_bench_kernel_measures_any_length(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"SGEMM": 32, "COPY": 1024}.items():
+        monkeypatch.setattr(_cells, name, value)
+    monkeypatch.setattr(kernel, "THREADS_TOKENS", 32)
+    out = tmp_path / "kernel.json"
+    arguments = ["--tokens", "77", "--head-dim", "24", "--order", "2", "--dtype", "float32"]
+    assert cli.main(["bench", "kernel", "--quick", *arguments, "--out", str(out)]) == 0
+    cells = json.loads(out.read_text())["cells"]
+    assert [(cell["tokens"], cell["head_dim"], cell["is_causal"]) for cell in cells] == [
+        (77, 24, False),
+        (77, 24, True),
+    ]
+
+
+@pytest.mark.parametrize("grid", [kernel.quick_grid, kernel.full_grid])
+@pytest.mark.parametrize(
+    "part", [{"tokens": (77,)}, {"head_dim": (48,)}, {"order": 1}, {"dtype": "bfloat16"}, {"tokens": (9,), "order": 1}]
+)
+def test_no_part_of_a_grid_is_empty(grid: Any, part: dict[str, Any]) -> None:
+    cells = list(grid(Selection(**part)))
+    assert cells
+    for name, value in part.items():
+        assert {getattr(cell, name) for cell in cells} == {*(value if isinstance(value, tuple) else [value])}
+
+
+def test_the_quick_grid() -> None:
+    """As it was measured so far: the corners in fp32, and four cells in bfloat16."""
+    cells = list(kernel.quick_grid(Selection()))
+    narrow = {(c.tokens, c.head_dim, c.order, c.backward, c.heads) for c in cells if c.dtype == "bfloat16"}
+    assert narrow == {(1024, 64, 2, False, 8), (8192, 64, 2, False, 2)}
+    wide = [cell for cell in cells if cell.dtype == "float32"]
+    assert len(wide) == 3 * 2 * 2 * 2 + 2 * 2 * 2
+    assert all(cell.order == 2 and cell.tokens > 128 for cell in wide if cell.backward)
+
+
+def test_the_full_grid_is_the_documented_one() -> None:
+    cells = list(kernel.full_grid(Selection()))
+    assert {cell.tokens for cell in cells} == {1 << n for n in range(7, 18)}
+    assert {cell.head_dim for cell in cells} == {32, 64, 128}
+    assert {(cell.order, cell.is_causal, cell.backward, cell.dtype) for cell in cells} == {
+        (order, is_causal, backward, dtype)
+        for order in (1, 2)
+        for is_causal in (False, True)
+        for backward in (False, True)
+        for dtype in ("float32", "bfloat16")
+    }
+    assert all(cell.heads == 8 for cell in cells if cell.tokens <= 16384)
+    assert len(list(kernel.quick_grid(Selection()))) < len(cells)
+
+
+def test_shares_and_the_rule() -> None:
+    """Numbers made up so that the answers are round."""
+    cell = {
+        "tokens": 64,
+        "head_dim": 1,
+        "order": 1,
+        "is_causal": False,
+        "backward": False,
+        "dtype": "float32",
+        "heads": 1,
+    }
+    flops = 4 * 64 * 2 * 2
+    seconds = {"sgemm": _cells.sgemm_flops() / flops, "copy": 1e9, "native": 2.0, "dense": 1.0, "factorized": 4.0}
+    measured: dict[str, Any] = cell | {"seconds": {name: {"best": t, "median": t} for name, t in seconds.items()}}
+    assert kernel_report.share_of_sgemm(measured) == pytest.approx(0.5)
+    assert kernel_report.paired_share_of_sgemm(measured) is None, "files of older measurements have none"
+    measured["seconds"]["native"]["paired"] = 2.5 * flops / _cells.sgemm_flops()
+    assert kernel_report.paired_share_of_sgemm(measured) == pytest.approx(0.4)
+    assert kernel_report.share_of_roofline(measured) == pytest.approx(4 * 64 * 4 / (8 * _cells.COPY / 1e9) / 2)
+    assert "4.00x as long" in kernel_report.rule([measured])
+    assert "IS BROKEN" in kernel_report.rule([measured])
+    assert kernel_report.rule([]) == "Rule: no cell has both forms."
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path, tmp_path / "file" / "d.json"):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["bench", "dropout", "--out", str(out)])
+        assert stop.value.code == 2
+        assert f"argument --out: {out} cannot be written" in capsys.readouterr().err
+
+
+def test_bench_dropout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setattr(dropout, "TOKENS", 32)
+    assert cli.main(["bench", "dropout", "--quick", "--out", str(tmp_path / "d.json")]) == 0
+    cells = json.loads((tmp_path / "d.json").read_text())["cells"]
+    assert {cell["backend"] for cell in cells} == {"chunked", *(["native"] if native.levels() else [])}
+    assert "quadratic" in capsys.readouterr().out
+
+
+def test_bench_decode(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setattr(decode, "QUICK", [(1, 8), (1, 32), (2, 8)])
+    monkeypatch.setattr(decode, "PREFILL", 8)
+    monkeypatch.setattr(decode, "HEAD_DIM", 4)
+    assert cli.main(["bench", "decode", "--quick", "--out", str(tmp_path / "d.json")]) == 0
+    cells = json.loads((tmp_path / "d.json").read_text())["cells"]
+    assert [(cell["batch"], cell["context"]) for cell in cells] == [(1, 8), (1, 32), (2, 8)]
+    assert all(set(cell["seconds"]) == {"fastmax", "softmax", "copy"} for cell in cells)
+    assert "Slowest over fastest context" in capsys.readouterr().out
+
+
+def test_bench_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setattr(long, "TOKENS", 4096)
+    monkeypatch.setattr(long, "QUARTER", 1024)
+    monkeypatch.setattr(long, "LAST", 50)
+    assert cli.main(["bench", "long", "--quick", "--out", str(tmp_path / "l.json")]) == 0
+    measured = json.loads((tmp_path / "l.json").read_text())
+    assert measured["tokens"] == [64, 256]
+    assert 0 < measured["error"] < 1e-5
+    assert "relative error of the last 50 outputs" in capsys.readouterr().out
+
+
+def test_interleave_takes_turns() -> None:
+    order: list[str] = []
+    timings = measure.interleave(
+        {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3, least_seconds=0.0
+    )
+    assert order == ["a", "a", "b", "b", *["a", "b"] * 3]
+    assert all(0 < t.best <= t.median for t in timings.values())
+
+
+def test_a_slow_contestant_sits_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    turns: list[str] = []
+
+    def contestant(name: str, seconds: float) -> Callable[[], None]:
+        def call() -> None:
+            turns.append(name)
+            clock[0] += seconds
+
+        return call
+
+    contestants = {"fast": contestant("fast", 0.5), "slow": contestant("slow", 3.0)}
+    timings = measure.interleave(contestants, rounds=4, least_seconds=0.0, slow=(2.0, 1))
+    assert turns == ["fast", "fast", "slow", "fast", "slow", "fast", "fast", "fast"]
+    assert (timings["fast"].best, timings["slow"].best) == (0.5, 3.0)
+
+
+def test_a_yardstick_is_measured_before_and_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that slows down all the time: ratios of neighbours are right, those of bests are not."""
+    clock, pace = [0.0], [1.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    turns: list[str] = []
+
+    def contestant(name: str, work: float) -> Callable[[], None]:
+        def call() -> None:
+            turns.append(name)
+            clock[0] += work * pace[0]
+            pace[0] += 0.1
+
+        return call
+
+    contestants = {"sgemm": contestant("sgemm", 1.0), "a": contestant("a", 2.0), "b": contestant("b", 0.5)}
+    timings = measure.interleave(contestants, rounds=3, least_seconds=0.0, yardstick="sgemm")
+    assert turns[-15:] == ["sgemm", "a", "sgemm", "b", "sgemm"] * 3
+    assert timings["a"].paired == pytest.approx(2.0)
+    assert timings["b"].paired == pytest.approx(0.5)
+    assert timings["sgemm"].paired is None
+    assert timings["b"].best / timings["sgemm"].best > 0.55
+    assert len(timings["a"].rounds) == 3
+
+
+def test_tables_line_up() -> None:
+    assert table(["N", "time"], [["1", "10 ms"], ["1,000", "2 ms"]]).splitlines() == [
+        "| N     |  time |",
+        "| :---- | ----: |",
+        "| 1     | 10 ms |",
+        "| 1,000 |  2 ms |",
+    ]
+    assert [milliseconds(0.0012345), milliseconds(1.5), milliseconds(None)] == ["1.23 ms", "1,500 ms", "-"]
+    assert [times(1.234), times(12.34), times(None)] == ["1.23x", "12.3x", "-"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_a_terminal_has_a_bar(rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not rich:
+        monkeypatch.setattr("fastmax_lab._progress.find_spec", lambda _: None)
+    stream = Terminal()
+    with Progress(2, "work", stream) as bar:
+        bar.step("first")
+        bar.step("second")
+    assert "1/2" in stream.getvalue()
+    assert "work" in stream.getvalue()
+    assert "second" in stream.getvalue()
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_a_total_may_change_and_seconds_are_a_share(rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not rich:
+        monkeypatch.setattr("fastmax_lab._progress.find_spec", lambda _: None)
+    stream = Terminal()
+    with Progress(1, "work", stream, counted=False) as bar:
+        bar.total = 8.0
+        bar.show(2.0, "part")
+    assert "25%" in stream.getvalue()
+    assert "2/" not in stream.getvalue()
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    with Progress(20, "work", stream) as bar:
+        for number in range(20):
+            bar.step(f"part {number}")
+            clock[0] += 10.0
+    assert stream.getvalue().splitlines() == [
+        f"work, {done}/20, part {done}, {200 - 10 * done} s left" for done in range(1, 20)
+    ]
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_tables_in_a_terminal(rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not rich:
+        monkeypatch.setattr("fastmax_lab.report.terminal.find_spec", lambda _: None)
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    text = f"Title\n\n{table(['N', 'time'], [['1', '10 ms']])}"
+    show(text)
+    assert "10 ms" in stream.getvalue()
+    assert (text in stream.getvalue()) == (not rich)
+
+
+def test_a_reader_may_leave_early() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fastmax_lab", "data", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("module", ["fastmax", "fastmax_lab.cli"])
+def test_the_module_runs_as_a_command(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "info"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "backend chunked" in done.stdout
+
+
+@needs_kernel
+def test_bench_decay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fastmax_lab.bench import decay
+
+    monkeypatch.setattr(decay, "CELLS", [(64, 8)])
+    monkeypatch.setattr(decay, "STEP", (2, 8))
+    assert cli.main(["bench", "decay", "--quick", "--out", str(tmp_path / "decay.json")]) == 0
+    assert "a decoding step, 2 heads of 8" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "decay.json").read_text())["cells"]) == 2

@@ -1,1 +1,0 @@
-"""Measures, and writes what it measured as JSON. Drawing is the business of `fastmax.report`."""
