@@ -14,6 +14,7 @@ from fastmax_lab.experiments.items import BUDGETS
 
 EXPERIMENTS = (
     "exactness", "scaling", "maps", "dropout", "language", "recall", "lra-speed", "lra-pace", "lra", "lra-settings",
+    "lra-small",
 )  # fmt: skip
 """Those of `fastmax_lab.experiments.registry`, named here so that help and wrong arguments need no torch."""
 
@@ -51,7 +52,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
 
 def _run(options: argparse.Namespace) -> int:
     out = Path("out") / options.budget if options.out is None else options.out
-    if {"lra", "lra-pace", "lra-settings"} & set(options.only):
+    if {"lra", "lra-pace", "lra-settings", "lra-small"} & set(options.only):
         need("lra")
     set_threads(options)
     with waiting("loading"):

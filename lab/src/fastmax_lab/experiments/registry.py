@@ -7,6 +7,7 @@ from fastmax_lab.experiments import (
     lra,
     lra_pace,
     lra_settings,
+    lra_small,
     lra_speed,
     maps,
     recall_grid,
@@ -16,5 +17,17 @@ from fastmax_lab.experiments.items import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     one.NAME: one
-    for one in (exactness, scaling, maps, dropout, language, recall_grid, lra_speed, lra_pace, lra, lra_settings)
+    for one in (
+        exactness,
+        scaling,
+        maps,
+        dropout,
+        language,
+        recall_grid,
+        lra_speed,
+        lra_pace,
+        lra,
+        lra_settings,
+        lra_small,
+    )
 }

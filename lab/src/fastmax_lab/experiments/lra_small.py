@@ -1,0 +1,55 @@
+"""A small Table 1: every attention on Image at 16 x 16 pixels, trained for ten epochs, with learning rates tuned alike."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastmax_lab.baselines import SEVEN
+from fastmax_lab.experiments import lra
+from fastmax_lab.experiments.items import Document, Item
+from fastmax_lab.experiments.lra import TaskBudget
+
+NAME = "lra-small"
+RATES = (1e-3, 2e-3, 4e-3)
+SEEDS = (0, 1, 2)
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("softmax", "fastmax2", "fastmax1")},
+    "fastmax2, paper's scale": {"attention": "fastmax2", "scale": "paper"},
+    **{name: {} for name in SEVEN if name not in ("softmax", "fastmax2", "fastmax1")},
+    "fastmax2, gated": {"attention": "fastmax2", "decay": "gated"},
+}
+_EPOCH = 45_000 // 32
+WHOLE = TaskBudget(batch=32, steps=10 * _EPOCH, length=256, looks=10, evaluated=None, cost=0.09)
+TUNING = replace(WHOLE, steps=_EPOCH // 2, looks=1, evaluated=5000)
+"""A twentieth of the whole training for each of three rates."""
+
+
+def best_rates(found: Sequence[Document]) -> dict[str, float]:
+    """Return the rate of the highest dev accuracy for each attention whose rates have all been tried."""
+    seen: dict[str, dict[float, float]] = {}
+    for document in found:
+        run = document["settings"]
+        if run["steps"] == TUNING.steps:
+            seen.setdefault(run["attention"], {})[run["lr"]] = document["result"]["dev_accuracy"]
+    return {name: max(of, key=of.__getitem__) for name, of in seen.items() if set(of) >= set(RATES)}
+
+
+def items(budget: str, found: Sequence[Document]) -> list[Item]:
+    """Return the tuning runs, then a whole training per attention and seed at the best rate, seed by seed."""
+    if budget == "quick":
+        return []
+    result = [item(name, 0, replace(TUNING, lr=lr), "tuning") for name in ATTENTIONS for lr in RATES]
+    rates = best_rates(found)
+    result += [
+        item(name, seed, replace(WHOLE, lr=rates[name]), "whole")
+        for seed in SEEDS
+        for name in ATTENTIONS
+        if name in rates
+    ]
+    return result
+
+
+def item(name: str, seed: int, budget: TaskBudget, kind: str) -> Item:
+    """Return one training; `kind` tells a tuning run from a whole one."""
+    made = lra.item("image", name, ATTENTIONS[name], seed, budget, f"{kind}-lr{budget.lr:g}")
+    return replace(made, experiment=NAME)
