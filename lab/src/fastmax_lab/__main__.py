@@ -11,7 +11,7 @@ def main() -> int:
     from fastmax_lab.commands.defects import keep_traceback
 
     sys.excepthook = keep_traceback
-    from fastmax import cli  # takes a moment, in which Ctrl-C is quiet already
+    from fastmax_lab import cli  # takes a moment, in which Ctrl-C is quiet already
 
     return cli.main()
 
