@@ -2,7 +2,7 @@
 
 from fastmax.api import fastmax_attention, fastmax_varlen_attention
 from fastmax.core import similarity, standardize
-from fastmax.nn import FastmaxAttention, LayerOptions, Replacement, replace_attention, rotate
+from fastmax.nn import FastmaxAttention, ForgetGate, LayerOptions, Replacement, replace_attention, rotate
 from fastmax.reference import attention_matrix, reference_attention
 from fastmax.state import FastmaxState
 
@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 __all__ = [
     "FastmaxAttention",
     "FastmaxState",
+    "ForgetGate",
     "LayerOptions",
     "Replacement",
     "attention_matrix",

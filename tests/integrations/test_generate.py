@@ -50,7 +50,7 @@ def test_what_is_configured_is_generated_with(options: dict[str, Any]) -> None:
     configure(model, order=4 if "decay" in options else 2, layers=["model.layers.0.self_attn"], **options)
     for module in model.modules():
         weight = getattr(module, "weight", None)
-        if type(module).__name__ == "Gate" and weight is not None:
+        if type(module).__name__ == "ForgetGate" and weight is not None:
             torch.nn.init.normal_(weight)
     inputs = BY_NAME["llama"].inputs("left")
     first, *others = (generated(model, inputs, cache, num_beams=2) for cache in ("none", "dynamic", "fastmax"))

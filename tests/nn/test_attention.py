@@ -338,6 +338,7 @@ def test_repr_says_what_is_not_default() -> None:
         ({"decay": "gated", "memory": (2.0, -1.0)}, r"memory must be two positive numbers, got \(2\.0, -1\.0\)"),
         ({"decay": "gated", "add_bias_kv": True}, "add_bias_kv and add_zero_attn have none"),
         ({"decay": "learned", "add_zero_attn": True}, "add_bias_kv and add_zero_attn have none"),
+        ({"decay": "gated", "kdim": 6}, "decay is for self attention: kdim must be embed_dim = 16, got 6"),
         ({"normalize": "layer"}, "normalize must be True, False or \"rms\", got 'layer'"),
         ({"dropout_mode": "2d"}, "dropout_mode must be one of standard, 1d, quadratic, got '2d'"),
     ],

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fastmax import fastmax_attention, reference_attention
-from fastmax.nn import FastmaxAttention, replace_attention, rotate
-from fastmax.nn.gate import Gate, start_bias
+from fastmax.nn import FastmaxAttention, ForgetGate, replace_attention, rotate
+from fastmax.nn.gate import start_bias
 from tests.support import randn
 
 B, L, E, H = 2, 9, 16, 4
@@ -101,7 +101,7 @@ def test_replaced_layers_forget(decay: str) -> None:
     replace_attention(model, decay=decay, memory=(1.0, 3.0), normalize="rms", rotary=True)
     for child in model.layers:
         assert isinstance(child.self_attn, FastmaxAttention)
-        assert isinstance(child.self_attn.gate, Gate)
+        assert isinstance(child.self_attn.gate, ForgetGate)
         assert child.self_attn.options.memory == (1.0, 3.0)
         assert child.self_attn.gate.bias.dtype == torch.float64
     x = randn(B, L, E)
@@ -128,7 +128,7 @@ def test_gradients_reach_the_gate_from_its_start(decay: str, causal: bool) -> No
 
 def test_decays_start_with_the_reaches_that_were_asked_for() -> None:
     for kind in ("learned", "gated"):
-        gate = Gate(kind, E, 5, (2.0, 6.0))
+        gate = ForgetGate(E, 5, (2.0, 6.0), kind=kind)
         log_decay = gate(torch.randn(B, L, E))
         torch.testing.assert_close(
             log_decay.exp().mean((0, 2) if kind == "gated" else 1), 1 - 2.0 ** -torch.arange(2.0, 7)
@@ -140,12 +140,12 @@ def test_decays_start_with_the_reaches_that_were_asked_for() -> None:
     gate.reset_parameters()
     assert torch.equal(gate.bias, start_bias(5, (2.0, 6.0)))
     with pytest.raises(ValueError, match="decay must be None, 'learned' or 'gated', got 'other'"):
-        Gate("other", E, 5, (2.0, 6.0))
+        ForgetGate(E, 5, (2.0, 6.0), kind="other")
 
 
 def test_decays_of_half_precision_layers_are_made_in_single() -> None:
     """A decay close to 1 would be 1, and its logarithm 0."""
-    gate = Gate("learned", E, 2, (12.0, 12.0), dtype=torch.bfloat16)
+    gate = ForgetGate(E, 2, (12.0, 12.0), kind="learned", dtype=torch.bfloat16)
     log_decay = gate(torch.randn(B, L, E, dtype=torch.bfloat16))
     assert log_decay.dtype == torch.float32
     assert bool((log_decay < 0).all())
@@ -154,10 +154,32 @@ def test_decays_of_half_precision_layers_are_made_in_single() -> None:
     assert m(x, x, x, is_causal=True)[0].dtype == torch.bfloat16
 
 
-def test_decay_is_for_self_attention() -> None:
-    m = layer(decay="gated")
-    with pytest.raises(ValueError, match=r"log_decay is for self attention.*got 9 queries and 5 keys"):
-        m(randn(B, L, E), randn(B, 5, E), randn(B, 5, E))
+@pytest.mark.parametrize("keys", [5, L])
+@KINDS
+def test_decay_is_for_self_attention_whatever_the_lengths(decay: str, keys: int) -> None:
+    """With equal lengths, keys would fade by the places of queries that they have nothing to do with."""
+    m, query, key = layer(decay=decay), randn(B, L, E), randn(B, keys, E)
+    with pytest.raises(ValueError, match=r"query and key must be the same tensor, got two.*choose the layers"):
+        m(query, key, key, need_weights=False)
+    m(query, query, randn(B, L, E), need_weights=False)  # values may be others
+
+
+def test_a_gate_by_itself() -> None:
+    """log_decay for those who call the function: one line beside their own projections."""
+    x = torch.randn(B, L, E)
+    gate = ForgetGate(E, H, memory=(1.0, 3.0))
+    log_decay = gate(x)
+    assert log_decay.shape == (B, H, L)
+    nn.init.normal_(gate.weight)
+    log_decay = gate(x)
+    torch.testing.assert_close(log_decay, nn.functional.logsigmoid(x @ gate.weight.mT + gate.bias).mT)
+    q, k, v = (torch.randn(B, H, L, E) for _ in range(3))
+    fastmax_attention(q, k, v, is_causal=True, log_decay=log_decay).square().sum().backward()
+    assert all(bool((parameter.grad != 0).all()) for parameter in gate.parameters())
+    assert repr(gate) == f"ForgetGate(width={E}, heads={H}, memory=(1.0, 3.0))"
+    assert repr(ForgetGate(E, H, kind="learned")) == f"ForgetGate(heads={H}, memory=(2.0, 12.0))"
+    with pytest.raises(ValueError, match=r"memory must be two positive numbers, got \(0\.0, 3\.0\)"):
+        ForgetGate(E, H, memory=(0.0, 3.0))
 
 
 @KINDS

@@ -11,8 +11,8 @@ from fastmax.call import accumulation_dtype, normalization
 from fastmax.core import normalized
 from fastmax.nn import decoding, extra_keys, masks, nested, projection, sharded
 from fastmax.nn.fused_path import FusedPathGuard
-from fastmax.nn.gate import Gate
-from fastmax.nn.options import MEMORY, LayerOptions, layer_scale
+from fastmax.nn.gate import MEMORY, ForgetGate
+from fastmax.nn.options import LayerOptions, layer_scale
 from fastmax.nn.rotary import rotate
 from fastmax.nn.sharded import SharesSequence
 from fastmax.reference import attention_matrix
@@ -116,13 +116,28 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         self.scale = layer_scale(options.order, self.head_dim) if options.scale is None else float(options.scale)
         start = self.out_proj.weight.new_full((self.num_heads,), self.scale)
         self.register_parameter("head_scale", nn.Parameter(start) if options.learn_scale else None)
-        if options.decay is not None and (self.bias_k is not None or self.add_zero_attn):
-            raise ValueError("decay is for keys with a place in the sequence: add_bias_kv and add_zero_attn have none")
-        self.gate = (
-            None
-            if options.decay is None
-            else Gate(options.decay, self.kdim, self.num_kv_heads, options.memory, start.device, start.dtype)
-        )
+        self.gate: ForgetGate | None = None
+        if options.decay is not None:
+            self._check_keys_have_places("decay")
+            self.gate = ForgetGate(
+                self.embed_dim,
+                self.num_kv_heads,
+                options.memory,
+                kind=options.decay,
+                device=start.device,
+                dtype=start.dtype,
+            )
+
+    def _check_keys_have_places(self, option: str) -> None:
+        """Refuse an option that needs the distance from a key to a query where keys have no place in the sequence."""
+        if self.bias_k is not None or self.add_zero_attn:
+            raise ValueError(
+                f"{option} is for keys with a place in the sequence: add_bias_kv and add_zero_attn have none"
+            )
+        if self.kdim != self.embed_dim:
+            raise ValueError(
+                f"{option} is for self attention: kdim must be embed_dim = {self.embed_dim}, got {self.kdim}"
+            )
 
     @property
     def any_scale(self) -> float | Tensor:
@@ -189,6 +204,11 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         if query.is_nested and query is key is value and self.batch_first and not need_weights and state is None:
             return self._nested(query, key_padding_mask, attn_mask, is_causal), None
         projection.check(query, key, value, (self.embed_dim, self.kdim, self.vdim), self.batch_first)
+        if self.gate is not None and key is not query:
+            raise ValueError(
+                "a layer with a decay is for self attention: query and key must be the same tensor, got two. Cross attention "
+                "never decays: make this layer without (in replace_attention, choose the layers that decay by `layers`)"
+            )
         if state is not None:
             decoding.check(self, state, need_weights, is_causal)
         batch = projection.batch_size(query, self.batch_first)

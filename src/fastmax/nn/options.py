@@ -6,10 +6,8 @@ from math import isfinite, sqrt
 from fastmax import validation
 from fastmax.call import NORMALIZATIONS, normalization
 from fastmax.core import MAX_ORDER
-from fastmax.nn.gate import KINDS
-
-MEMORY = (2.0, 12.0)
-"""Of a decay: heads start with reaches from 2^2 to 2^12 tokens. For short text 2 to 7 learns best, for recall 9 for all."""
+from fastmax.nn import gate
+from fastmax.nn.gate import MEMORY
 
 
 def layer_scale(order: int, head_dim: int) -> float:
@@ -45,8 +43,5 @@ class LayerOptions:
             raise ValueError(f"rotary_base must be positive, got {self.rotary_base}")
         if normalization(self.normalize) not in NORMALIZATIONS:
             raise ValueError(f'normalize must be True, False or "rms", got {self.normalize!r}')
-        if self.decay is not None and self.decay not in KINDS:
-            raise ValueError(f"decay must be None, {' or '.join(map(repr, KINDS))}, got {self.decay!r}")
-        if not all(isfinite(m) and m > 0 for m in self.memory) or len(self.memory) != 2:
-            raise ValueError(f"memory must be two positive numbers, got {self.memory!r}")
+        gate.check(self.decay, self.memory)
         validation.dropout_mode(self.dropout_mode)

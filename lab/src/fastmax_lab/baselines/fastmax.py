@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fastmax import validation
 from fastmax.api import fastmax_attention
 from fastmax.core import default_scale
-from fastmax.nn.gate import Gate
+from fastmax.nn.gate import ForgetGate
 from fastmax.nn.options import layer_scale
 from fastmax.nn.sharded import SharesSequence
 from fastmax_lab.baselines import DECAYS, SCALES
@@ -59,7 +59,7 @@ class Fastmax(Attention, SharesSequence):
         start = torch.full((num_heads,), self.scale)
         self.register_parameter("head_scale", nn.Parameter(start) if scale == "learned" else None)
 
-        self.gate = None if decay == "none" else Gate(decay, embed_dim, num_heads, MEMORY)
+        self.gate = None if decay == "none" else ForgetGate(embed_dim, num_heads, MEMORY, kind=decay)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, log_decay: Tensor | None = None

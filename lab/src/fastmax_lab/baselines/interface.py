@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from fastmax.nn.gate import Gate
+from fastmax.nn.gate import ForgetGate
 
 
 class Attention(nn.Module, ABC):
@@ -18,7 +18,7 @@ class Attention(nn.Module, ABC):
     shares_keys = False
     """Whether keys are made of the queries, so that a model needs no projection for them; `k` is then not looked at."""
 
-    gate: Gate | None
+    gate: ForgetGate | None
     """Of an attention that forgets: a model gives it the input of the layer, and `forward` its result, as `log_decay`."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """The registry: every attention to compare with, by its name."""
 
-from fastmax.nn.gate import Gate
+from fastmax.nn.gate import ForgetGate
 from fastmax_lab.baselines import NAMES, Options
 from fastmax_lab.baselines.fastmax import MEMORY, Fastmax
 from fastmax_lab.baselines.informer import Informer
@@ -27,7 +27,7 @@ def attention(
     o = Options() if options is None else options
     width = head_dim * num_heads if embed_dim is None else embed_dim
     if name == "softmax":
-        gate = None if o.decay == "none" else Gate(o.decay, width, num_heads, MEMORY)
+        gate = None if o.decay == "none" else ForgetGate(width, num_heads, MEMORY, kind=o.decay)
         return Softmax(dropout=o.dropout, standardized=o.standardized, gate=gate)
     if name == "vanilla":
         return Vanilla(dropout=o.dropout)

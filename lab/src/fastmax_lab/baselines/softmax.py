@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from fastmax.core import normalized
-from fastmax.nn.gate import Gate
+from fastmax.nn.gate import ForgetGate
 from fastmax_lab.baselines.interface import Attention, per_key, without_padding
 
 
@@ -19,7 +19,7 @@ class Softmax(Attention):
         gate: of the decays that weights fade by, in both directions, as in Fastmax.
     """
 
-    def __init__(self, *, dropout: float = 0.0, standardized: bool = False, gate: Gate | None = None) -> None:
+    def __init__(self, *, dropout: float = 0.0, standardized: bool = False, gate: ForgetGate | None = None) -> None:
         super().__init__()
         self.dropout = dropout
         self.standardized = standardized

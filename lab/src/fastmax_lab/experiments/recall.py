@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, elu, gelu, pad, scaled_dot_product_attention
 
 from fastmax.api import fastmax_attention
-from fastmax.nn.gate import Gate
+from fastmax.nn.gate import ForgetGate
 from fastmax.nn.options import layer_scale
 from fastmax_lab.baselines.performer import STABILIZER, log_features, orthogonal_gaussian
 from fastmax_lab.experiments.training import Watch, reaches, train
@@ -49,7 +49,7 @@ class Layer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(run.width) for _ in range(2))
         self.project, self.out = nn.Linear(run.width, 3 * run.width), nn.Linear(run.width, run.width)
         self.conv = nn.Parameter(torch.stack((torch.ones(3 * run.width), torch.zeros(3 * run.width))))
-        self.gate = Gate("gated", run.width, run.heads, run.memory) if run.attention.endswith("gated") else None
+        self.gate = ForgetGate(run.width, run.heads, run.memory) if run.attention.endswith("gated") else None
         self.rise, self.fall = nn.Linear(run.width, 2 * run.width), nn.Linear(2 * run.width, run.width)
         features = orthogonal_gaussian(FEATURES, run.width // run.heads) if run.attention == "performer" else None
         self.register_buffer("projection", features)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fastmax.models import FastmaxLM, LMConfig
 from fastmax.nn import FastmaxAttention
-from fastmax.nn.gate import Gate
+from fastmax.nn.gate import ForgetGate
 from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
 from fastmax_lab.lra.metrics import DivergedError
 
@@ -87,7 +87,7 @@ def reaches(model: nn.Module, tokens: Tensor) -> list[list[float]] | None:
 
     None of a model without gates.
     """
-    gates = [module for module in model.modules() if isinstance(module, Gate)]
+    gates = [module for module in model.modules() if isinstance(module, ForgetGate)]
     if not gates:
         return None
     found: list[list[float]] = []

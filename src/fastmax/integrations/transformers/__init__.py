@@ -18,7 +18,7 @@ a child `module.fastmax`, an `AttentionParameters`, with
 
     .options        AttentionOptions(order, normalize, scale, learn_scale, decay, memory, window, dropout_mode, backend)
     .head_scale     (Hq,) parameter if learn_scale, else None
-    .gate           Gate if decay, else None: log_decay = gate(values of the token, (B, N, Hkv * Dv))
+    .gate           ForgetGate if decay, else None: log_decay = gate(values of the token, (B, N, Hkv * Dv))
 
 so that state_dict has `<module>.fastmax.head_scale`, `.fastmax.gate.bias` and `.fastmax.gate.weight`. The attention
 function reads them at every call; a model that was not configured has no such child and runs with the defaults.

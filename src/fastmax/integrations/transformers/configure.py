@@ -8,7 +8,7 @@ from fastmax.integrations.transformers import persistence
 from fastmax.integrations.transformers.modules import attention_modules, is_rotary
 from fastmax.integrations.transformers.options import AttentionOptions, parameters_of
 from fastmax.integrations.transformers.register import register
-from fastmax.nn.options import MEMORY
+from fastmax.nn.gate import MEMORY
 
 
 def configure(

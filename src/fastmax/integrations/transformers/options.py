@@ -6,8 +6,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from fastmax.nn.gate import Gate
-from fastmax.nn.options import MEMORY, LayerOptions, layer_scale
+from fastmax.nn.gate import MEMORY, ForgetGate
+from fastmax.nn.options import LayerOptions, layer_scale
 
 CHILD = "fastmax"
 """The name of the child module of an attention module that holds its options and parameters."""
@@ -61,12 +61,12 @@ class AttentionParameters(nn.Module):
     Attributes:
         options: what `configure` was told for this module.
         head_scale: (Hq,), one scale per query head, if `learn_scale`; else None.
-        gate: a `fastmax.nn.gate.Gate`, if `decay`; else None. It reads the token's values, (B, N, Hkv * Dv), which every
+        gate: a `fastmax.nn.ForgetGate`, if `decay`; else None. It reads the token's values, (B, N, Hkv * Dv), which every
             cache of keys and values has for earlier tokens too, so that all ways to generate give the same tokens.
     """
 
     head_scale: nn.Parameter | None
-    gate: Gate | None
+    gate: ForgetGate | None
 
     def __init__(
         self,
@@ -88,7 +88,9 @@ class AttentionParameters(nn.Module):
         self.gate = (
             None
             if options.decay is None
-            else Gate(options.decay, kv_heads * value_dim, kv_heads, options.memory, device, dtype)
+            else ForgetGate(
+                kv_heads * value_dim, kv_heads, options.memory, kind=options.decay, device=device, dtype=dtype
+            )
         )
 
     def log_decay(self, value: Tensor) -> Tensor | None:
