@@ -239,6 +239,102 @@ def test_the_attention_itself_cannot_be_replaced_in_place() -> None:
         replace_attention(nn.MultiheadAttention(E, H))
 
 
+def gates(model: nn.Module) -> list[str]:
+    return [name.removesuffix(".gate") for name, _ in model.named_modules() if name.endswith("gate")]
+
+
+@pytest.mark.parametrize("source", [S, L], ids=["other length", "same length"])
+@pytest.mark.parametrize("decay", ["gated", "learned"])
+def test_cross_attention_never_decays(decay: str, source: int) -> None:
+    model = nn.Transformer(E, H, 1, 2, 32, dropout=0.0, batch_first=True, dtype=torch.float64).eval()
+    replace_attention(model, decay=decay, memory=(1.0, 2.0), rotary=True)
+    assert gates(model) == ["encoder.layers.0.self_attn", *(f"decoder.layers.{i}.self_attn" for i in range(2))]
+    layer = model.decoder.layers[0]
+    x, memory = randn(B, L, E), randn(B, source, E)
+    expected, _ = oracle(layer.multihead_attn, x, memory, memory, ALL)
+    torch.testing.assert_close(layer.multihead_attn(x, memory, memory, need_weights=False)[0], expected)
+    assert model(memory, x, tgt_mask=~TRIANGLE).shape == x.shape
+
+
+def test_keys_of_another_width_are_of_another_sequence() -> None:
+    model = nn.ModuleDict({"a": nn.MultiheadAttention(E, H, kdim=6), "b": nn.MultiheadAttention(E, H, vdim=6)})
+    replace_attention(model, decay="gated")
+    assert gates(model) == ["b"]
+
+
+def test_cross_attention_in_other_models_is_refused_and_can_be_left_out() -> None:
+    def model() -> nn.ModuleDict:
+        return nn.ModuleDict({name: nn.MultiheadAttention(E, H, batch_first=True) for name in ("self", "cross")})
+
+    x, memory = torch.randn(B, L, E), torch.randn(B, L, E)
+    both, one = model(), model()
+    replace_attention(both, decay="gated")
+    with pytest.raises(ValueError, match="choose the layers that decay by `layers`"):
+        both["cross"](x, memory, memory)
+    replace_attention(one, decay="gated", layers="self")
+    replace_attention(one, layers="cross")
+    one["self"](x, x, x)
+    one["cross"](x, memory, memory)
+    assert gates(one) == ["self"]
+
+
+ENCODER, DECODER = ("encoder.layers.0.self_attn", "encoder.layers.1.self_attn"), "decoder.layers.0."
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ("encoder.layers.1.self_attn", ENCODER[1:]),
+        ("encoder.*", ENCODER),
+        ("*.[1-9].self_attn", ENCODER[1:]),
+        (["encoder.layers.0.*", "*.multihead_attn"], (ENCODER[0], f"{DECODER}multihead_attn")),
+        (lambda name, layer: "0.self" in name and layer.embed_dim == E, (ENCODER[0], f"{DECODER}self_attn")),
+    ],
+    ids=["name", "pattern", "class", "several", "function"],
+)  # fmt: skip
+def test_chosen_layers_are_replaced(layers: Any, expected: tuple[str, ...]) -> None:
+    model = nn.Transformer(E, H, 2, 1, 32, dropout=0.0, batch_first=True)
+    result = replace_attention(model, layers=layers)
+    everything = {*ENCODER, f"{DECODER}self_attn", f"{DECODER}multihead_attn"}
+    assert result.replaced == expected
+    assert result.skipped == dict.fromkeys(everything - set(expected), "layers leaves it out")
+    for name in everything:
+        kind = FastmaxAttention if name in expected else nn.MultiheadAttention
+        assert type(model.get_submodule(name)) is kind
+
+
+def test_each_group_of_layers_has_its_options() -> None:
+    model = nn.TransformerEncoder(new_layer(), 3)
+    replace_attention(model, 1, layers=("layers.0.*", "layers.2.*"))
+    assert model.use_nested_tensor is False
+    assert replace_attention(model, 4, scale=0.3).replaced == ("layers.1.self_attn",)
+    assert [layer.self_attn.options.order for layer in model.layers] == [1, 4, 1]
+    x = randn(B, L, E)
+    o = model(x)
+    for layer in model.layers:
+        x = encoder_layer(layer, x, ALL)
+    torch.testing.assert_close(o, x)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (
+            "encoder",
+            r"'encoder' matches no torch\.nn\.MultiheadAttention in Transformer; there are: encoder\.layers\.0\.self",
+        ),
+        (["encoder.*", "ecoder.*"], r"'ecoder\.\*' matches no"),
+        ([], "layers matches no"),
+        (lambda _name, _layer: False, "layers matches no"),
+    ],
+)
+def test_a_choice_of_nothing_is_refused(layers: Any, message: str) -> None:
+    model = nn.Transformer(E, H, 1, 1, 32, batch_first=True)
+    with pytest.raises(ValueError, match=message):
+        replace_attention(model, layers=layers)
+    assert not any(isinstance(module, FastmaxAttention) for module in model.modules()), "all or nothing"
+
+
 def test_replaced_models_copy_and_exchange_weights_with_softmax() -> None:
     softmax = nn.TransformerEncoder(new_layer(), 2).eval()
     model = copy.deepcopy(softmax)

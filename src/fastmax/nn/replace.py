@@ -1,20 +1,27 @@
-"""replace_attention: Fastmax in the place of every nn.MultiheadAttention of a model."""
+"""replace_attention: Fastmax instead of softmax in the nn.MultiheadAttention layers of a model."""
 
 import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from torch import nn
 
 from fastmax.nn.attention import FastmaxAttention
-from fastmax.nn.options import MEMORY, LayerOptions
+from fastmax.nn.gate import MEMORY
+from fastmax.nn.options import LayerOptions
+
+Layers = str | Iterable[str] | Callable[[str, nn.MultiheadAttention], bool]
+"""A choice of layers: names or patterns, or a function of a name and the layer."""
 
 
 class Replacement(NamedTuple):
-    """What `replace_attention` did.
+    """The result of `replace_attention`.
 
     Attributes:
-        replaced: the names of the layers it replaced.
-        skipped: the names of those it left alone, each with the reason.
+        replaced: names of the layers that were replaced.
+        skipped: names of the attention layers that were left alone, each with the reason.
     """
 
     replaced: tuple[str, ...]
@@ -34,53 +41,104 @@ def replace_attention(
     memory: tuple[float, float] = MEMORY,
     dropout_mode: str = "quadratic",
     backend: str = "auto",
+    layers: Layers | None = None,
 ) -> Replacement:
-    """Replace every nn.MultiheadAttention inside `model`, in place. The options are those of `FastmaxAttention`.
+    """Replace nn.MultiheadAttention layers inside `model` by `FastmaxAttention`, in place.
 
     The new layers have the same parameters (the same objects, so an optimizer goes on with them), hooks, device, dtype and
-    training mode. With `learn_scale` there is a new parameter per layer: make the optimizer after that. Subclasses of
-    nn.MultiheadAttention may mean something else by the same parameters, so they are left alone and named in the result, as
-    are modules that are called attention but are no nn.MultiheadAttention. Where nothing is replaced, a UserWarning says so.
+    training mode. With `learn_scale` or `decay` there are new parameters: make the optimizer after that.
+
+    Call it once per group of layers to give them different options. A layer that is Fastmax already stays as it is:
+
+        >>> model = nn.Transformer(64, 4, batch_first=True)
+        >>> _ = replace_attention(model, layers="encoder.*")
+        >>> _ = replace_attention(model, decay="gated", layers="decoder.*.self_attn")
+        >>> model.decoder.layers[0].multihead_attn  # not chosen by either call
+        MultiheadAttention(...)
+
+    Cross attention never decays, because its keys have no place in the sequence of the queries. An encoder-decoder layer's
+    `multihead_attn` and layers with another `kdim` get the options without `decay`. In other models, leave such layers out by
+    `layers`: a layer that decays raises ValueError when its key is not its query.
+
+    Subclasses of nn.MultiheadAttention may use the same parameters differently, so they are left alone and named in the
+    result, as are other modules that are called attention. If there is nothing to replace, a UserWarning names what there is.
 
     Fastmax runs in train and eval mode alike: nn.TransformerEncoderLayer does not take its fused softmax path with such a
-    layer, and nn.TransformerEncoder is told (use_nested_tensor = False) not to make nested tensors of padded batches.
+    layer, and nn.TransformerEncoder no longer makes nested tensors of padded batches (use_nested_tensor = False).
 
-    A function that reads a layer's weights and calls F.multi_head_attention_forward by itself goes on with softmax.
+    A function that reads the weights of a layer and calls F.multi_head_attention_forward itself still computes softmax.
+
+    Args:
+        model: the model to change.
+        order: this and the other options are those of `FastmaxAttention`.
+        layers: the layers to replace, default all: a name as in `model.named_modules()`, a pattern like "encoder.*" or
+            "layers.[02].*" (`*` matches dots too), several of these, or a function (name, layer) -> bool.
 
     Returns:
-        The names of what was replaced, and why other attentions were left alone.
+        The names of the layers that were replaced, and those of other attention layers with the reason.
+
+    Raises:
+        ValueError: if `layers` chooses no nn.MultiheadAttention, or one of its patterns matches none.
     """
     options = LayerOptions(
         order, scale, learn_scale, normalize, rotary, rotary_base, decay, memory, dropout_mode, backend
     )
     if type(model) is nn.MultiheadAttention:
         raise ValueError("model is itself an nn.MultiheadAttention: use FastmaxAttention.from_attention(model)")
-    replaced: list[str] = []
+    modules = list(model.named_modules(remove_duplicate=False))  # a layer under two names stays one layer under both
+    found = {name: module for name, module in modules if type(module) is nn.MultiheadAttention}
+    chosen = set(found.values()) if layers is None else {found[name] for name in _choose(layers, found, model)}
     skipped: dict[str, str] = {}
-    new: dict[nn.MultiheadAttention, FastmaxAttention] = {}
-    # A module that is registered under two names is replaced by one layer under both.
-    for name, module in list(model.named_modules(remove_duplicate=False)):
-        if type(module) is not nn.MultiheadAttention:
-            reason = _why_not(module)
-            if reason is not None:
-                skipped[name] = reason
-            continue
-        if module not in new:
-            new[module] = FastmaxAttention.from_attention(module, options)
+    for name, module in modules:
+        reason = "layers leaves it out" if name in found and module not in chosen else _why_not(module)
+        if reason is not None:
+            skipped[name] = reason
+    crossing = {module for name, module in found.items() if _is_cross(model, name, module)}
+    new = {
+        module: FastmaxAttention.from_attention(module, replace(options, decay=None) if module in crossing else options)
+        for module in dict.fromkeys(found.values())
+        if module in chosen
+    }
+    replaced = tuple(name for name, module in found.items() if module in new)
+    for name in replaced:
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, new[module])
-        replaced.append(name)
+        setattr(model.get_submodule(parent), child, new[found[name]])
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and any(isinstance(m, FastmaxAttention) for m in module.modules()):
             module.use_nested_tensor = False
     if not replaced:
         warnings.warn(_nothing_replaced(model, skipped), UserWarning, stacklevel=2)
-    return Replacement(tuple(replaced), skipped)
+    return Replacement(replaced, skipped)
+
+
+def _choose(layers: Layers, found: dict[str, nn.MultiheadAttention], model: nn.Module) -> set[str]:
+    """Return the names that `layers` chooses of those found."""
+    if callable(layers):
+        chosen = {name for name, module in found.items() if layers(name, module)}
+        missing = [] if chosen else ["layers"]
+    else:
+        patterns = [layers] if isinstance(layers, str) else list(layers)
+        matches = {pattern: {name for name in found if fnmatchcase(name, pattern)} for pattern in patterns}
+        chosen = set().union(*matches.values())
+        missing = [repr(pattern) for pattern, names in matches.items() if not names] or ([] if chosen else ["layers"])
+    if missing:
+        raise ValueError(
+            f"{missing[0]} matches no torch.nn.MultiheadAttention in {type(model).__name__}; there are: "
+            f"{', '.join(found) if found else 'none'}"
+        )
+    return chosen
+
+
+def _is_cross(model: nn.Module, name: str, module: nn.MultiheadAttention) -> bool:
+    """Return whether the keys of a layer are those of another sequence, as far as the modules show it."""
+    parent, _, child = name.rpartition(".")
+    is_decoder = isinstance(model.get_submodule(parent), nn.TransformerDecoderLayer)
+    return module.kdim != module.embed_dim or (is_decoder and child == "multihead_attn")
 
 
 def _why_not(module: nn.Module) -> str | None:
-    """Why a module that may be an attention is left alone; None for all others, and for those that are Fastmax already."""
-    if isinstance(module, FastmaxAttention):
+    """Return why a module that may be an attention is left alone; None for nn.MultiheadAttention, Fastmax and all others."""
+    if isinstance(module, FastmaxAttention) or type(module) is nn.MultiheadAttention:
         return None
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
     if isinstance(module, nn.MultiheadAttention):
@@ -92,7 +150,7 @@ def _why_not(module: nn.Module) -> str | None:
 
 
 def _nothing_replaced(model: nn.Module, skipped: dict[str, str]) -> str:
-    """What was looked for, and what there is instead, each reason with its first name."""
+    """Return a message with the classes that were found instead, each reason with the first name."""
     names: dict[str, list[str]] = {}
     for name, reason in skipped.items():
         names.setdefault(reason, []).append(name or "the model itself")
