@@ -1,7 +1,7 @@
 """Train a small character model with Fastmax attention on a text, and let it write.
 
 python examples/char_lm.py                        # on a text that it makes up itself, in about a minute
-python examples/char_lm.py --compare              # the same with softmax, from the same seed and batches
+python examples/char_lm.py --compare              # the same with softmax (needs the lab: pip install ./lab)
 python examples/char_lm.py --text my.txt --steps 2000 --layers 4 --width 256 --length 256
 torchrun --nproc-per-node 2 examples/char_lm.py --context-parallel 2 --checkpoint run   # each sequence over two processes
 
@@ -29,7 +29,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastmax.distributed import parallelize
 from fastmax.models import FastmaxLM, LMConfig
-from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
 
 GRAMMAR = {
     "text": ["{scene} {scene}\n"],
@@ -160,6 +159,15 @@ class Checkpoints:
         return {"model": dict(model), "optimizer": dict(optimizer)}
 
 
+def language_model(config: LMConfig, softmax: bool) -> FastmaxLM:
+    """Return the model of the config, with softmax in place of Fastmax if that is asked for."""
+    if not softmax:
+        return FastmaxLM(config)
+    from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
+
+    return FastmaxLM(config, SoftmaxAttention)
+
+
 def train(
     attention: str, text: Tensor, vocabulary: int, args: argparse.Namespace, mesh: DeviceMesh | None
 ) -> FastmaxLM:
@@ -175,7 +183,7 @@ def train(
         decay=None if softmax else "gated",
         memory=(2.0, 7.0),
     )
-    model = FastmaxLM(config, SoftmaxAttention) if softmax else FastmaxLM(config)
+    model = language_model(config, softmax)
     wrapped: torch.nn.Module = model
     if mesh is not None:
         share_sequences(model, mesh)
@@ -215,7 +223,9 @@ def train(
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A character model with Fastmax attention.")
     parser.add_argument("--text", type=Path, help="a UTF-8 file; by default a text is made up")
-    parser.add_argument("--compare", action="store_true", help="train softmax too, from the same seed")
+    parser.add_argument(
+        "--compare", action="store_true", help="train softmax too, from the same seed; it is in the lab"
+    )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=128, help="characters per training piece")
@@ -232,7 +242,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, help="a folder to write checkpoints to, and to resume from")
     parser.add_argument("--checkpoint-every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--losses", type=Path, help="a file to write the loss of every step to")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.compare and find_spec("fastmax_lab") is None:
+        parser.error("--compare needs softmax with the layers of the lab: pip install ./lab")
+    return args
 
 
 def mesh_of(args: argparse.Namespace) -> DeviceMesh | None:

@@ -1,16 +1,16 @@
 """Generation with constant memory: measure it against a cache of keys and values, and draw it.
 
-pip install 'fastmax[hf,report]'
+It is a benchmark of the lab, so in a clone: pip install '.[hf]' ./lab
+
 python examples/constant_memory.py --out lab/results/generate.json --picture lab/results/generate.png
 python examples/constant_memory.py --draw lab/results/generate.json --picture lab/results/generate.png
 """
 
 import argparse
 import json
+import sys
+from importlib.util import find_spec
 from pathlib import Path
-
-from fastmax_lab.bench.generate import run
-from fastmax_lab.report.generate import draw, summary
 
 
 def arguments() -> argparse.Namespace:
@@ -24,6 +24,11 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
+    if find_spec("fastmax_lab") is None:
+        sys.exit("this example needs the lab, whose benchmark it draws: pip install ./lab")
+    from fastmax_lab.bench.generate import run
+    from fastmax_lab.report.generate import draw, summary
+
     measured = run(options.out, options.quick) if options.draw is None else json.loads(options.draw.read_text())
     print(summary(measured))
     if options.picture:

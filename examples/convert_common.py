@@ -4,9 +4,12 @@ import argparse
 import json
 import lzma
 import math
+import os
+import platform
 import re
 import sys
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,8 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+import fastmax
 from fastmax.integrations.transformers import Conversion, Stage, convert
-from fastmax_lab.bench.measure import machine
 
 NORMALIZE = {"default": None, "standardize": True, "rms": "rms", "none": False}
 
@@ -139,9 +142,24 @@ def append(args: argparse.Namespace, found: dict[str, Any]) -> None:
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         settings = {name: x for name, x in vars(args).items() if "Path" not in repr(x)}
-        versions = {"transformers": transformers.__version__, "command": command()}
         with args.out.open("a") as file:
-            file.write(json.dumps({"run": settings, **found, "machine": machine() | versions}) + "\n")
+            file.write(json.dumps({"run": settings, **found, "machine": machine()}) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """Return what a figure must be read beside: processor, versions, date and command."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "simd": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "fastmax": fastmax.__version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "command": command(),
+    }
 
 
 def command() -> str:

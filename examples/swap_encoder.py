@@ -1,6 +1,6 @@
 """Swap the attention of a pretrained encoder for Fastmax, see that it has to learn, and let it learn from itself.
 
-pip install 'fastmax[hf]'
+pip install '.[hf]'
 python examples/swap_encoder.py --model sentence-transformers/all-MiniLM-L6-v2 --text my.txt
 python examples/swap_encoder.py --model FOLDER --text my.txt --save student --order 4
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from fastmax import api
 from fastmax.call import Options, normalization
+from fastmax.nn import FastmaxAttention
 from fastmax.plan import RULE, Plan
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -26,6 +28,16 @@ def example(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _softmax(q: Tensor, k: Tensor, v: Tensor, *_: Any, is_causal: bool, **__: Any) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+
+class NoSumOverKeys(FastmaxAttention):
+    """A layer with softmax in place of the polynomial: it trains, but has no state and no shards."""
+
+    _attend = staticmethod(_softmax)
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float64, grad: bool = False) -> Tensor:

@@ -25,6 +25,7 @@ def char_lm() -> ModuleType:
 
 
 def test_the_text_is_made_up_and_softmax_is_compared_with() -> None:
+    pytest.importorskip("fastmax_lab")
     done = run("char_lm.py", *TINY, "--compare", "--sample", "40")
     assert done.returncode == 0, done.stderr
     assert "100,000 characters, 33 of them different" in done.stdout

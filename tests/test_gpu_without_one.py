@@ -14,6 +14,7 @@ from fastmax.backends import triton
 from fastmax.backends.triton import device, recorded
 from fastmax.call import Call, Options
 from fastmax.decay import log_decay_grads
+from tests import gpu_report
 
 
 @pytest.mark.parametrize("backend", ["auto", "triton", "chunked"])
@@ -120,3 +121,16 @@ def test_asking_for_the_backend_does_not_import_triton() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_line_to_report() -> None:
+    line = gpu_report.line(12, 1)
+    assert line.startswith("GPU run: fastmax ")
+    assert "| no GPU |" in line
+    assert line.endswith("12 passed | 1 failed")
+
+
+def test_an_error_before_a_test_is_a_failure() -> None:
+    reports = {"passed": ["a", "b"], "failed": ["c"], "error": ["d", "e"], "skipped": ["f"]}
+    assert gpu_report.counts(lambda outcome: reports.get(outcome, [])) == (2, 3)

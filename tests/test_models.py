@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastmax import models
 from fastmax.models import BlockState, FastmaxLM, LMConfig
+from tests.support import NoSumOverKeys
 
 V, N = 23, 30
 KINDS: dict[str, dict[str, Any]] = {
@@ -159,10 +160,8 @@ def test_refusals(tokens: Tensor, options: dict[str, Any], message: str) -> None
 
 
 def test_a_model_of_another_layer_trains_and_has_no_states() -> None:
-    from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
-
     config = dataclasses.replace(model().config, normalize=False, decay=None)
-    m = FastmaxLM(config, SoftmaxAttention)
+    m = FastmaxLM(config, NoSumOverKeys)
     m(prompt()).square().mean().backward()
-    with pytest.raises(ValueError, match="SoftmaxAttention is no sum over keys"):
+    with pytest.raises(ValueError, match="NoSumOverKeys is no sum over keys"):
         m.generate(prompt(), 1)

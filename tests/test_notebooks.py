@@ -29,6 +29,8 @@ def test_there_are_two() -> None:
 def test_it_runs(name: str, tmp_path: Path) -> None:
     from nbclient import NotebookClient
 
+    if name == "attention_maps.ipynb":
+        pytest.importorskip("fastmax_lab", reason="it compares with softmax")
     found = notebook(name)
     (sizes,) = [cell for cell in found.cells if "parameters" in cell.metadata.get("tags", [])]
     assert set(re.findall(r"^(\w+) =", sizes.source, re.MULTILINE)) == set(TINY[name])

@@ -22,7 +22,7 @@ LENGTHS = ("kernel-short.json", "kernel-16384-32.json", "kernel-16384-64.json")
 
 
 def read(name: str) -> Any:
-    return json.loads((ROOT / "results" / name).read_text(encoding="utf-8"))
+    return json.loads((ROOT / "lab" / "results" / name).read_text(encoding="utf-8"))
 
 
 def by_length(head_dim: int, who: str) -> tuple[list[int], list[float]]:

@@ -1,16 +1,19 @@
 """`fastmax-lab bench distributed`: what it counts is what was exchanged, and the cost model is the arithmetic of the page."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch.distributed import ProcessGroup
 
+from fastmax.features import feature_count
 from fastmax_lab import cli
 from fastmax_lab.bench import distributed, ring
 from fastmax_lab.bench.traffic import Traffic
 from fastmax_lab.report.distributed import duration, size
+from tests.distributed.cases import Case, shard
 from tests.distributed.pool import SIZE, Pool
 
 
@@ -73,3 +76,25 @@ def test_only_collectives_are_counted() -> None:
     with Traffic(2) as traffic:
         torch.ones(3) + 1
     assert traffic.received == 0
+
+
+def traffic(group: ProcessGroup, case: Case) -> int:
+    with Traffic(group.size()) as counted:
+        shard(group, case)
+    return counted.received
+
+
+@pytest.mark.parametrize("decays", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_bytes_do_not_grow_with_the_sequence(pool: Pool, is_causal: bool, decays: bool) -> None:
+    small = Case((8, 8, 8), is_causal=is_causal, decays=decays)
+    large = replace(small, queries=(200, 300, 100))
+    packed = [replace(x, ends=((0, 5, sum(x.queries)),) * 2) for x in (small, large)]
+    received, more, *of_packed = (pool.run(3, traffic, case) for case in (small, large, *packed))
+    assert received == more
+    assert of_packed[0] == of_packed[1]
+    # batch 2, two heads, fp64; forward and backward; the statement is four numbers from each of the two others
+    state = 8 * 2 * 2 * (feature_count(3, 2) * 5 + decays)
+    sweeps = 2 if decays and not is_causal else 1
+    exchanged = 2 * sweeps * 2 * state if is_causal or decays else 2 * (2 * 2 * state // 3)
+    assert received == [exchanged + 2 * 4 * 8] * 3

@@ -1,4 +1,4 @@
-"""`fastmax-lab bench kernel --device cuda`, `fastmax-lab tune` and `make test-gpu` without a GPU."""
+"""`fastmax-lab bench kernel --device cuda` and `fastmax-lab tune` without a GPU."""
 
 import itertools
 from dataclasses import asdict, replace
@@ -11,7 +11,6 @@ from fastmax_lab import _roofline, cli
 from fastmax_lab._cells import Cell
 from fastmax_lab.bench import gpu, tune
 from fastmax_lab.report.gpu import summary
-from tests import gpu_report
 
 CELL = Cell(16384, 64, 2, is_causal=True, backward=False, dtype="bfloat16", heads=16)
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -105,16 +104,3 @@ def test_without_a_gpu_it_is_one_line(
     printed = capsys.readouterr().err
     assert printed.endswith(said)
     assert printed.count("\n") == 1
-
-
-@no_gpu
-def test_the_line_to_report() -> None:
-    line = gpu_report.line(12, 1)
-    assert line.startswith("GPU run: fastmax ")
-    assert "| no GPU |" in line
-    assert line.endswith("12 passed | 1 failed")
-
-
-def test_an_error_before_a_test_is_a_failure() -> None:
-    reports = {"passed": ["a", "b"], "failed": ["c"], "error": ["d", "e"], "skipped": ["f"]}
-    assert gpu_report.counts(lambda outcome: reports.get(outcome, [])) == (2, 3)

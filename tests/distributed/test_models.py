@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from fastmax.distributed import parallelize
 from fastmax.models import FastmaxLM, LMConfig
 from fastmax.nn import FastmaxAttention
-from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
 from tests.distributed.pool import Pool
 from tests.distributed.test_exchange import refused
+from tests.support import NoSumOverKeys
 
 VOCABULARY = 11
 
@@ -186,7 +186,7 @@ def other_layers(group: ProcessGroup, kind: str) -> None:
     makes = {
         "none": lambda: nn.Linear(2, 2),
         "bias": lambda: FastmaxAttention(8, 2, add_bias_kv=True),
-        "softmax": lambda: SoftmaxAttention(8, 2),
+        "softmax": lambda: NoSumOverKeys(8, 2),
         "unequal": lambda: FastmaxAttention(8, 2 + 2 * group.rank()),
     }
     parallelize(makes[kind](), group)
@@ -197,7 +197,7 @@ def other_layers(group: ProcessGroup, kind: str) -> None:
     [
         ("none", "there is no FastmaxAttention in this model"),
         ("bias", "add_bias_kv and add_zero_attn have keys that are in no shard"),
-        ("softmax", "SoftmaxAttention is no sum over keys"),
+        ("softmax", "NoSumOverKeys is no sum over keys"),
         ("unequal", "num_heads=4"),
     ],
 )

@@ -1,6 +1,7 @@
-"""Every command in README and docs is one that there is, with arguments that it takes.
+"""Every command in README and docs exists, with arguments that it takes.
 
-What takes hours or needs a network is not run; its arguments are parsed by the parser that would parse them.
+A command that takes hours or needs a network is not run: the parser that would parse its arguments does so.
+Commands of the lab are parsed where the lab is installed.
 """
 
 import importlib.util
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fastmax_lab.cli import parser
+from fastmax.__main__ import parser
 from tests.docs.blocks import BLOCKS, ROOT, Block
 from tests.support import example
 
@@ -47,11 +48,16 @@ def parse_example(script: str, arguments: list[str], patch: pytest.MonkeyPatch) 
     example(Path(script).stem).arguments()
 
 
+def check_lab(words: list[str], _: pytest.MonkeyPatch) -> None:
+    cli = pytest.importorskip("fastmax_lab.cli")
+    cli.parser().parse_args(words)
+
+
 def check_python(words: list[str], patch: pytest.MonkeyPatch) -> None:
     if words[0] == "-m":
         assert importlib.util.find_spec(words[1]), words
-        if words[1] == "fastmax":
-            parser().parse_args(words[2:])
+        if words[1] in ("fastmax", "fastmax_lab"):
+            check([words[1].replace("_", "-"), *words[2:]], patch)
     elif words[0].startswith("examples/"):
         parse_example(words[0], words[1:], patch)
     else:
@@ -59,15 +65,15 @@ def check_python(words: list[str], patch: pytest.MonkeyPatch) -> None:
 
 
 def check_torchrun(words: list[str], patch: pytest.MonkeyPatch) -> None:
-    """What torchrun starts: a script, or with --no-python a command."""
-    start = next(i for i, word in enumerate(words) if word.endswith(".py") or word == "fastmax")
-    check([words[start], *words[start + 1 :]] if words[start] == "fastmax" else ["python", *words[start:]], patch)
+    """Check what torchrun starts: a script, or with --no-python a command."""
+    start = next(i for i, word in enumerate(words) if word.endswith(".py") or word in CHECKS)
+    check(words[start:] if words[start] in CHECKS else ["python", *words[start:]], patch)
 
 
 def check_pip(words: list[str], _: pytest.MonkeyPatch) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for word in words:
-        for extras in re.findall(r"^(?:\.|fastmax)\[([\w,]+)\]$", word):
+        for folder, extras in re.findall(r"^(\.|\./lab)\[([\w,]+)\]$", word):
+            project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
             assert set(extras.split(",")) <= set(project["optional-dependencies"]), word
 
 
@@ -78,6 +84,7 @@ def check_make(words: list[str], _: pytest.MonkeyPatch) -> None:
 
 CHECKS: dict[str, Callable[[list[str], pytest.MonkeyPatch], object]] = {
     "fastmax": lambda words, _: parser().parse_args(words),
+    "fastmax-lab": check_lab,
     "python": check_python,
     "torchrun": check_torchrun,
     "pip": check_pip,
@@ -111,6 +118,9 @@ def test_the_commands_of_a_block_exist(block: Block, tmp_path: Path, monkeypatch
         "make tests",
         "python examples/char_lm.py --stept 3",
         "pip install '.[al]'",
+        "pip install './lab[al]'",
+        "fastmax demo",
+        "python -m fastmax bench",
         "ls",
     ],
 )

@@ -94,10 +94,10 @@ def test_every_formula_of_the_pages_is_understood() -> None:
 def test_links_that_leave_the_docs_go_to_copies(tmp_path: Path) -> None:
     from tools import site_hooks
 
-    results = site_hooks.ROOT / "results"
-    assert site_hooks.place(results) == "repository/results/index.md"
-    assert site_hooks.place(results / "core.json") == "repository/results/core.json"
-    assert site_hooks.origin("repository/results/index.md") == results
+    results = site_hooks.ROOT / "lab" / "results"
+    assert site_hooks.place(results) == "repository/lab/results/index.md"
+    assert site_hooks.place(results / "core.json") == "repository/lab/results/core.json"
+    assert site_hooks.origin("repository/lab/results/index.md") == results
     assert site_hooks.origin("repository/CHANGELOG.md") == site_hooks.ROOT / "CHANGELOG.md"
     assert site_hooks.origin("gpu.md") == site_hooks.ROOT / "docs" / "gpu.md"
     page = tmp_path / "page.md"

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from fastmax.nn import FastmaxAttention, LayerOptions
 from fastmax.state import FastmaxState
 from fastmax.state.recent import capacity
-from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
-from tests.support import assert_within_budget, randn
+from tests.support import NoSumOverKeys, assert_within_budget, randn
 
 B, L, E, H = 3, 40, 16, 4
 assert capacity(E // H, E // H, 2) < L, "tokens must go to the sum"
@@ -171,8 +170,8 @@ def test_refusals() -> None:
             layer(**{extra: True}).new_state(B)
         with pytest.raises(ValueError, match="add_bias_kv and add_zero_attn have keys that are none"):
             layer(**{extra: True}).step(x, state)
-    with pytest.raises(ValueError, match="SoftmaxAttention is no sum over keys"):
-        SoftmaxAttention(E, H).new_state(B)
+    with pytest.raises(ValueError, match="NoSumOverKeys is no sum over keys"):
+        NoSumOverKeys(E, H).new_state(B)
 
 
 @pytest.mark.parametrize("options", [{}, {"decay": "gated"}], ids=["", "gated"])

@@ -25,10 +25,10 @@ class Bare:
         for one in closure({"torch", "numpy", *packages}):
             _link(one, site)
 
-    def install(self, wheel: Path, extras: str = "") -> None:
+    def install(self, wheel: Path) -> None:
         """As a user does, but for the index: what it needs is there."""
         pip = [sys.executable, "-m", "pip", "--python", str(self.python)]
-        self.run([*pip, "install", "--no-index", f"{wheel}{extras}"], self.binaries)
+        self.run([*pip, "install", "--no-index", str(wheel)], self.binaries)
 
     def run(self, command: list[str | Path], folder: Path) -> str:
         """In a folder, with nothing of the tests' own environment on the path; returns what it printed."""

@@ -17,7 +17,7 @@ BLOCK = re.compile(r"(?P<run><!-- run -->\n)?```(?P<language>bash|python)\n(?P<t
 def test_the_tutorial(wheel: Path, tmp_path: Path) -> None:
     """Its python blocks are one session; a bash block that a reader is to run is marked."""
     newcomer = Bare(tmp_path / "venv", packages=("matplotlib",))
-    newcomer.install(wheel, "[report]")
+    newcomer.install(wheel)
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     blocks = [block.groupdict() for block in BLOCK.finditer(TUTORIAL.read_text())]

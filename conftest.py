@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-
 from tests import gpu_report
 
 # Too slow once coverage traces it is no reason to fail; the same examples every time are.
