@@ -2,8 +2,11 @@
 
 import argparse
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 
@@ -19,9 +22,16 @@ def facts() -> dict[str, str]:
     return found | {f"backend {name}": backends.load(name).describe() for name in backends.NAMES}
 
 
-def parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
+
+
+def parser() -> Parser:
     """Return the parser of the command line."""
-    top = argparse.ArgumentParser(prog="fastmax", description=fastmax.__doc__, allow_abbrev=False)
+    top = Parser(prog="fastmax", description=fastmax.__doc__, allow_abbrev=False)
     top.add_argument("--version", action="version", version=f"fastmax {fastmax.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="{info}")
     about = "show the versions, the machine, and which backends run here; paste it into a bug report"
@@ -32,15 +42,24 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    options = parser().parse_args(arguments)
+    try:
+        try:
+            _run(parser().parse_args(arguments))
+        finally:
+            print(end="", flush=True)  # also when argparse has printed its help and raises SystemExit
+    except OSError as error:  # of the output, which keeps what it could not write
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does
+            return 128 + signal.SIGPIPE
+        print(f"fastmax: standard output: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
     found = facts()
     text = "\n".join(f"{name:16} {value}" for name, value in found.items())
-    try:
-        print(json.dumps(found, indent=1) if options.json else text, flush=True)
-    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
-        sys.stderr.close()
-        return 141
-    return 0
+    print(json.dumps(found, indent=1) if options.json else text)
 
 
 if __name__ == "__main__":
