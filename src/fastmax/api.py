@@ -9,7 +9,7 @@ from torch import Tensor
 from fastmax import _eager_path, dropout, ops, validation
 from fastmax._torch_private import AUTOGRAD, TRANSFORM, watchers
 from fastmax.both_directions import Outputs, attend_both_ways
-from fastmax.call import Call, Lead, Options, bind, output_dtype
+from fastmax.call import Call, Lead, Options, RunningState, bind, output_dtype
 from fastmax.core import default_scale
 from fastmax.plan import RULE, Plan
 
@@ -36,6 +36,7 @@ def fastmax_attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
+    state: RunningState | None = None,
     return_state: Literal[False] = False,
     **options: Unpack[Keywords],
 ) -> Tensor: ...
@@ -78,6 +79,7 @@ def fastmax_attention(
     enable_gqa: bool = False,
     initial_state: Tensor | None = None,
     return_state: bool = False,
+    state: RunningState | None = None,
     dropout_mode: str = "quadratic",
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -108,6 +110,10 @@ def fastmax_attention(
         initial_state: the sum over keys that came before, (..., Hkv, F, Dv + 1), from an earlier `return_state`.
         return_state: return (output, state), the state being `initial_state` plus the sum over these keys. Gradients flow
             through both.
+        state: a `FastmaxState`. These tokens go on where those in it ended, and are added to it: the same call serves
+            training (None), a prompt and every token after it. The state keeps `order`, `scale`, `normalize` and the presence
+            of `log_decay` of its first call, and a call that differs raises. It needs `is_causal`, one mask for all heads
+            and inputs of shape (B, heads, N, D).
         dropout_mode: "quadratic" drops features of degree 2 of each query and key, "standard" all but the constant one, "1d"
             whole queries and keys. Masks come from torch's generator and are never stored.
         backend: "auto" or the name of one, see `fastmax.backends`.
@@ -118,6 +124,12 @@ def fastmax_attention(
     number = None if isinstance(scale, Tensor) else scale
     how = "standardize" if normalize is True else "none" if normalize is False else normalize
     options = Options(order, is_causal, how, number, enable_gqa, return_state, dropout_p, dropout_mode, backend)
+    if state is not None:
+        if not isinstance(state, RunningState):
+            raise TypeError(f"state must be a FastmaxState, got {type(state).__name__}")
+        if initial_state is not None or return_state:
+            raise ValueError("initial_state and return_state are for sums of your own: a state needs neither")
+        return state.attend(query, key, value, attn_mask, scale, log_decay, options)
     return _attend(query, key, value, attn_mask, scale, log_decay, initial_state, options)
 
 

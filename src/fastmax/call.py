@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -36,6 +36,23 @@ class Options(NamedTuple):
     backend: str = "auto"
     out_dtype: torch.dtype | None = None  # known once a call is bound
     # (with log_decay that of the sums: its gradient adds up what the rounding of o leaves of each token)
+
+
+@runtime_checkable
+class RunningState(Protocol):
+    """The keys of earlier calls: what `fastmax_attention` needs of a `FastmaxState`, which stands above it."""
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        scale: float | Tensor | None,
+        log_decay: Tensor | None,
+        options: Options,
+    ) -> Tensor:
+        """Add these keys and return the output of a causal call with these options."""
 
 
 def accumulation_dtype(*dtypes: torch.dtype) -> torch.dtype:

@@ -18,7 +18,7 @@ from fastmax.core import default_scale, rms_normalize
 from fastmax.features import feature_count
 from fastmax.state import FastmaxState, decode
 from fastmax.state.recent import capacity
-from tests.state.test_state import Fused
+from tests.state.test_state import Fused, complete
 from tests.support import assert_within_budget, randn
 
 B, HQ, HKV, N, D, DV = 3, 4, 2, 41, 6, 5
@@ -35,7 +35,7 @@ def tokens(dtype: torch.dtype = torch.float64, count: int = N) -> tuple[Tensor, 
 
 
 def empty(**options: Any) -> FastmaxState:
-    return FastmaxState.empty(B, HKV, D, DV, **{"dtype": torch.float64, **options})
+    return FastmaxState.empty(B, HKV, D, DV, **{"dtype": torch.float64, **complete(options, D)})
 
 
 def at(now: slice, mask: Tensor | None, *tensors: Tensor) -> tuple[Any, ...]:
@@ -163,7 +163,7 @@ def test_gradients_of_steps_and_reads(order: int, padded: bool) -> None:
 
     def run(*given: Tensor) -> tuple[Tensor, ...]:
         *given, reading = given  # type: ignore[assignment]
-        state = FastmaxState.empty(1, 1, 3, 2, order, dtype=torch.float64, scale=0.3)
+        state = FastmaxState.empty(1, 1, 3, 2, order, dtype=torch.float64, scale=0.3, normalize=True)
         state.update(*at(slice(2), mask, *given[1:]))
         outputs = [state.step(*at(slice(2, count - 1), mask, *given))]
         outputs.append(state.step(*at(slice(count - 1, count), mask, *given)))
@@ -217,44 +217,6 @@ def test_an_older_state_fades_by_the_younger_ones_total(kind: str, split: int) -
     torch.testing.assert_close(both.step(*more, None, steep), whole.step(*more, None, steep))
 
 
-@pytest.mark.parametrize("count", [5, 20])
-@pytest.mark.parametrize("first", [True, False], ids=["older decays", "younger decays"])
-def test_states_that_fade_and_states_that_do_not_mix(first: bool, count: int) -> None:
-    _, k, v = tokens(count=2 * count)
-    log_decay, query = decays("mild", 2 * count), randn(B, HQ, 4, D)
-    older, younger, whole = empty(), empty(), empty()
-    halves = slice(count), slice(count, None)
-    log_decay[:, :, halves[1] if first else halves[0]] = 0
-    for state, half, fades in ((older, halves[0], first), (younger, halves[1], not first)):
-        state.update(k[:, :, half], v[:, :, half], None, log_decay[:, :, half] if fades else None)
-    whole.update(k, v, None, log_decay)
-    torch.testing.assert_close((older + younger).read(query), whole.read(query))
-    torch.testing.assert_close((older + younger).log_decay, whole.log_decay)
-    # one after the other on one state
-    mixed = empty()
-    for half, fades in ((halves[0], first), (halves[1], not first)):
-        mixed.update(k[:, :, half], v[:, :, half], None, log_decay[:, :, half] if fades else None)
-    torch.testing.assert_close(mixed.read(query), whole.read(query))
-
-
-@torch.no_grad()
-def test_single_steps_with_and_without_decay_mix() -> None:
-    q, k, v = tokens()
-    log_decay = decays("mild")
-    fades = torch.arange(N) % 5 == 3
-    log_decay = torch.where(fades, log_decay, 0)
-    state = empty()
-    o = torch.cat(
-        [
-            state.step(*(x[:, :, i : i + 1] for x in (q, k, v)), None, log_decay[:, :, i : i + 1] if fades[i] else None)
-            for i in range(N)
-        ],
-        2,
-    )
-    expected = reference_attention(q, k, v, is_causal=True, enable_gqa=True, log_decay=log_decay)
-    torch.testing.assert_close(o, expected)
-
-
 @pytest.mark.parametrize("order", [1, 2])
 def test_the_step_of_the_contract(order: int) -> None:
     """What is written beside the recent tokens, and where: zeros for a key that does not count."""
@@ -284,12 +246,13 @@ def test_a_state_goes_on_from_the_attention() -> None:
         *at(start, None, q, k, v, log_decay)[:3], log_decay=log_decay[:, :, start], return_state=True, **options
     )
     total = log_decay[:, :, start].sum(2)
-    state = FastmaxState(tensor, torch.full((B,), 20), head_dim=D, log_decay=total)
+    state = FastmaxState(tensor, torch.full((B,), 20), head_dim=D, log_decay=total, **complete({}, D))
     torch.testing.assert_close(state.log_decay, total)
     o = state.step(*at(rest, None, q, k, v, log_decay))
     torch.testing.assert_close(o, reference_attention(q, k, v, log_decay=log_decay, **options)[:, :, rest])
-    back = fastmax_attention(q[:, :, :3], k[:, :, :3], v[:, :, :3], initial_state=state.tensor, **options)
-    torch.testing.assert_close(back, state.step(q[:, :, :3], k[:, :, :3], v[:, :, :3]))
+    more = *(x[:, :, :3] for x in (q, k, v)), None, log_decay[:, :, :3]
+    back = fastmax_attention(*more[:3], initial_state=state.tensor, log_decay=more[4], **options)
+    torch.testing.assert_close(back, state.step(*more))
 
 
 COPIES: dict[str, Any] = {
@@ -346,7 +309,7 @@ def test_single_precision_is_that_of_the_dense_form(kind: str, head_dim: int) ->
     exact = reference_attention(*(x.double() for x in (q, k, v)), is_causal=True, log_decay=log_decay.double())
     dense = reference_attention(q, k, v, is_causal=True, log_decay=log_decay)
     for size in (1, 7, 50):
-        state = FastmaxState.empty(B, HKV, head_dim)
+        state = FastmaxState.empty(B, HKV, head_dim, **complete({}, head_dim))
         with torch.no_grad():
             parts = [state.step(*at(slice(i, i + size), None, q, k, v, log_decay)) for i in range(0, count, size)]
         assert_within_budget(torch.cat(parts, 2), exact, dense)
@@ -451,7 +414,7 @@ def test_refused_totals_and_normalizations() -> None:
         (torch.ones(B, HKV), "log_decay must be finite and at most 0"),
     ):
         with pytest.raises(ValueError, match=message):
-            FastmaxState(state.tensor, state.tokens, head_dim=D, log_decay=total)
+            FastmaxState(state.tensor, state.tokens, head_dim=D, log_decay=total, **complete({}, D))
     with pytest.raises(ValueError, match="normalize must be True, False or \"rms\", got 'layer'"):
         empty(normalize="layer")
     with pytest.raises(ValueError, match="expected normalize=True, got normalize=rms"):

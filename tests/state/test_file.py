@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fastmax.state import FastmaxState
+from tests.state.test_state import complete
 from tests.support import randn
 
 HEADS, D, WORDS = 2, 8, 17
@@ -40,7 +41,7 @@ class Decoder(nn.Module):
 
 
 def new_state() -> FastmaxState:
-    return FastmaxState.empty(1, HEADS, D, scale=torch.tensor([0.5, 0.7]))
+    return FastmaxState.empty(1, HEADS, D, order=2, scale=torch.tensor([0.5, 0.7]), normalize=True)
 
 
 def decode(word: Tensor, state: FastmaxState, count: int) -> list[int]:
@@ -91,11 +92,11 @@ def test_decoding_goes_on_where_a_killed_process_stopped(tmp_path: Path, how: st
     assert decode(torch.tensor([int(child.stdout)]), state, 13) == whole[11:]
 
 
-@pytest.mark.parametrize("scale", [0.1, None, torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)], ids=str)
+@pytest.mark.parametrize("scale", [0.1, 1.0, torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"order": 3, "normalize": False, "dtype": torch.float32}], ids=["", "other"])
 @pytest.mark.parametrize("count", [0, 5, 40])
 def test_round_trip(tmp_path: Path, scale: Any, options: dict[str, Any], count: int) -> None:
-    state = FastmaxState.empty(2, 2, 4, 3, **{"scale": scale, "dtype": torch.float64, **options})
+    state = FastmaxState.empty(2, 2, 4, 3, **complete({"scale": scale, "dtype": torch.float64, **options}, 4))
     state.update(randn(2, 2, count, 4, dtype=state.dtype), randn(2, 2, count, 3, dtype=state.dtype))
     state.save(tmp_path / "state")
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
@@ -146,7 +147,7 @@ def test_a_missing_file_is_missing(tmp_path: Path) -> None:
 
 def rewrite(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     """The file of a state of 17 tokens with these entries changed; None takes one away."""
-    whole = FastmaxState.empty(2, 2, 4, 3)
+    whole = FastmaxState.empty(2, 2, 4, 3, **complete({}, 4))
     whole.update(torch.randn(2, 2, 17, 4), torch.randn(2, 2, 17, 3))
     state = whole.state_dict()
     kept = {name: x for name, x in state.items() if isinstance(x, Tensor)} | tensors

@@ -37,7 +37,7 @@ def test_few_keys(head_dim: int, power: float, kind: str) -> None:
             reference_attention(q.double(), k.double(), v.double(), is_causal=is_causal, scale=scale)
             for is_causal in (False, True)
         )
-        new = FastmaxState.empty(B, H, head_dim, scale=scale)
+        new = FastmaxState.empty(B, H, head_dim, order=2, scale=scale, normalize=True)
         for grad in (False, True):
             stepped, prompted, updated = new.clone(), new.clone(), new.clone()
             with torch.set_grad_enabled(grad):
@@ -63,7 +63,7 @@ def test_many_queries_are_held_to_the_dense_form(head_dim: int, kind: str) -> No
         q, k, v = sequence(keys, head_dim, kind, batch=64)
         dense = reference_attention(q, k, v, is_causal=True, scale=1.0)
         exact = reference_attention(q.double(), k.double(), v.double(), is_causal=True, scale=1.0)
-        state = FastmaxState.empty(64, H, head_dim, scale=1.0)
+        state = FastmaxState.empty(64, H, head_dim, order=2, scale=1.0, normalize=True)
         with torch.no_grad():
             o = torch.cat([state.step(*token) for token in zip(*(x.split(1, 2) for x in (q, k, v)), strict=True)], 2)
         assert_within_budget(o, exact, dense)
@@ -76,7 +76,7 @@ def test_few_keys_at_other_orders(order: int) -> None:
     for keys in (1, 2, 8, 33):
         q, k, v = sequence(keys, head_dim, "alike")
         exact = reference_attention(q.double(), k.double(), v.double(), is_causal=True, order=order, scale=scale)
-        state = FastmaxState.empty(B, H, head_dim, order=order, scale=scale)
+        state = FastmaxState.empty(B, H, head_dim, order=order, scale=scale, normalize=True)
         with torch.no_grad():
             o = torch.cat([state.step(*token) for token in zip(*(x.split(1, 2) for x in (q, k, v)), strict=True)], 2)
         assert error(o, exact) <= BUDGET, keys
@@ -86,7 +86,7 @@ def test_few_keys_at_other_orders(order: int) -> None:
 def test_half_precision_tokens_are_rounded_once(dtype: torch.dtype) -> None:
     q, k, v = (x.to(dtype) for x in sequence(70, 32, "random"))
     exact = reference_attention(q.double(), k.double(), v.double(), is_causal=True, scale=0.2)
-    state = FastmaxState.empty(B, H, 32, scale=0.2)
+    state = FastmaxState.empty(B, H, 32, order=2, scale=0.2, normalize=True)
     with torch.no_grad():
         o = torch.cat([state.step(*token) for token in zip(*(x.split(1, 2) for x in (q, k, v)), strict=True)], 2)
     assert o.dtype == dtype

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastmax import fastmax_attention, reference_attention
 from fastmax.call import NORMALIZATIONS
+from fastmax.core import default_scale
 from fastmax.features import feature_count
 from fastmax.state import FastmaxState, decode
 from fastmax.state.recent import capacity
@@ -26,8 +27,14 @@ def tokens(dtype: torch.dtype = torch.float64, grad: bool = False) -> tuple[Tens
     return q, k, v
 
 
+def complete(options: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """The options of a function with its defaults."""
+    order = options.get("order", 2)
+    return {"order": order, "scale": default_scale(order, head_dim), "normalize": True, **options}
+
+
 def empty(**options: Any) -> FastmaxState:
-    return FastmaxState.empty(B, HKV, D, DV, **{"dtype": torch.float64, **options})
+    return FastmaxState.empty(B, HKV, D, DV, **{"dtype": torch.float64, **complete(options, D)})
 
 
 class Fused:
@@ -178,7 +185,7 @@ def test_prefill_by_the_attention_itself() -> None:
     _, tensor = fastmax_attention(
         q[:, :, :5], k[:, :, :5], v[:, :, :5], is_causal=True, enable_gqa=True, return_state=True
     )
-    state = FastmaxState(tensor, torch.full((B,), 5), head_dim=D)
+    state = FastmaxState(tensor, torch.full((B,), 5), head_dim=D, **complete({}, D))
     before = tensor.clone()
     with torch.no_grad():
         o = torch.cat([state.step(*(x[:, :, i : i + 1] for x in (q, k, v))) for i in range(5, N)], 2)
@@ -301,7 +308,7 @@ def test_dtypes() -> None:
 
 
 def test_sizes() -> None:
-    state = FastmaxState.empty(2, 3, 64)
+    state = FastmaxState.empty(2, 3, 64, 64, 2)
     assert state.nbytes == 2 * 3 * (feature_count(64, 2) * 65 + 128 * (64 + 65)) * 4 == 3_742_488
     assert FastmaxState.break_even(64) == 1219
     assert FastmaxState.break_even(64, cache_dtype=torch.bfloat16) == 2437
@@ -380,10 +387,13 @@ def test_states_of_different_batches_do_not_add() -> None:
             r"key_mask must be boolean.*\(3, 2\), got torch\.float32",
         ),
         (
-            lambda s: FastmaxState(s.tensor, s.tokens, head_dim=D + 1),
+            lambda s: FastmaxState(s.tensor, s.tokens, head_dim=D + 1, **complete({}, D)),
             r"F = 36 for order 2 at D = 7, got \(3, 2, 28, 6\)",
         ),
-        (lambda s: FastmaxState(s.tensor, s.tokens[:1], head_dim=D), r"tokens must be int64 of shape \(3,\)"),
+        (
+            lambda s: FastmaxState(s.tensor, s.tokens[:1], head_dim=D, **complete({}, D)),
+            r"tokens must be int64 of shape \(3,\)",
+        ),
         (lambda _: empty(order=5), "order must be at least 1 and at most 4, got 5"),
         (lambda _: empty(scale=float("inf")), "scale must be finite, got inf"),
         (lambda _: empty(scale=10**400), "scale must be finite, got 1000"),
@@ -428,9 +438,9 @@ def test_a_step_compiles_in_one_graph() -> None:
 
 
 def test_repr() -> None:
-    assert repr(FastmaxState.empty(1, 2, 4, 3)) == (
+    assert repr(FastmaxState.empty(1, 2, 4, 3, **complete({}, 4))) == (
         "FastmaxState(batch=1, num_kv_heads=2, head_dim=4, value_dim=3, order=2, scale=1.0, normalize=True, "
-        "dtype=torch.float32, device=cpu, nbytes=1504)"
+        "decays=None, dtype=torch.float32, device=cpu, nbytes=1504)"
     )
 
 

@@ -14,6 +14,7 @@ from fastmax.state import FastmaxState
 from tests.support import randn
 
 B, H, D = 2, 2, 4
+OPTIONS: dict[str, Any] = {"order": 2, "scale": 0.5, "normalize": True}
 
 
 def token(count: int = 1) -> tuple[Tensor, Tensor, Tensor]:
@@ -21,8 +22,12 @@ def token(count: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def empty() -> FastmaxState:
+    return FastmaxState.empty(B, H, D, **OPTIONS)
+
+
 def filled(count: int) -> FastmaxState:
-    state = FastmaxState.empty(B, H, D, scale=0.5)
+    state = empty()
     with torch.no_grad():
         for _ in range(count):
             state.step(*token())
@@ -36,7 +41,7 @@ COUNTS = pytest.mark.parametrize("count", [3, 16, 40])
 @pytest.mark.parametrize("count", [0, 20])
 def test_fake_tensors(count: int) -> None:
     with FakeTensorMode(), torch.no_grad():
-        state = FastmaxState.empty(B, H, D)
+        state = empty()
         for _ in range(count + 1):
             o = state.step(*(torch.randn(B, H, 1, D) for _ in range(3)))
         assert o.shape == state.read(o).shape == (B, H, 1, D)
@@ -118,21 +123,21 @@ def test_in_place_steps_raise_the_version() -> None:
 
 def test_states_of_inference_mode_go_on_outside_of_it() -> None:
     q, k, v = token(40)
-    state = FastmaxState.empty(B, H, D)
+    state = empty()
     with torch.inference_mode():
         parts = [state.step(*(x[:, :, i : i + 1] for x in (q, k, v))) for i in range(3)]
     with torch.no_grad():
         parts += [state.step(*(x[:, :, i : i + 1] for x in (q, k, v))) for i in range(3, 40)]
-    torch.testing.assert_close(torch.cat(parts, 2), reference_attention(q, k, v, is_causal=True))
+    torch.testing.assert_close(torch.cat(parts, 2), reference_attention(q, k, v, is_causal=True, scale=0.5))
 
 
 SNAPSHOTS: dict[str, Any] = {
     "state_dict": lambda state: FastmaxState.from_state_dict(state.state_dict()),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    "constructor": lambda state: FastmaxState(state.tensor, state.tokens, head_dim=D, scale=0.5),
-    "add": lambda state: state + FastmaxState.empty(B, H, D, scale=0.5),
-    "add to": lambda state: FastmaxState.empty(B, H, D, scale=0.5) + state,
+    "constructor": lambda state: FastmaxState(state.tensor, state.tokens, head_dim=D, **OPTIONS),
+    "add": lambda state: state + empty(),
+    "add to": lambda state: empty() + state,
 }
 
 
@@ -169,7 +174,7 @@ def test_a_state_dict_does_not_change(count: int) -> None:
     for name, x in before.items():
         assert torch.equal(saved[name], x) if isinstance(x, Tensor) else saved[name] == x, name
     given = state.tensor, state.tokens.clone()
-    built = FastmaxState(*given, head_dim=D, scale=0.5)
+    built = FastmaxState(*given, head_dim=D, **OPTIONS)
     expected = built.read(torch.ones(B, H, 1, D))
     given[0].zero_()
     given[1].zero_()
@@ -181,4 +186,4 @@ def test_no_heads_are_refused() -> None:
     with pytest.raises(ValueError, match="num_kv_heads must be at least 1, got 0"):
         FastmaxState.empty(1, 0, D)
     with pytest.raises(ValueError, match="num_kv_heads must be at least 1, got 0"):
-        FastmaxState(torch.zeros(1, 0, 15, D + 1), torch.zeros(1, dtype=torch.int64), head_dim=D, scale=torch.ones(2))
+        FastmaxState(torch.zeros(1, 0, 15, D + 1), torch.zeros(1, dtype=torch.int64), head_dim=D, **OPTIONS)

@@ -73,16 +73,9 @@ def attend(
         raise ValueError(
             f"a state is for self attention: query and key must be the same tokens, got {q.shape[2]} and {k.shape[2]}"
         )
-    key_mask = None if mask is None else mask[:, 0, 0]
     if not dropout:
-        return state.step(q, k, v, key_mask, log_decay)
-    # Terms of these queries and keys are dropped, but what the state remembers of them is whole.
-    before = state.tensor.to(accumulation_dtype(q.dtype, k.dtype, v.dtype))
-    o: Tensor = fastmax_attention(
-        q, k, v, mask, is_causal=True, initial_state=before, log_decay=log_decay, **dropout, **options
-    )
-    state.update(k, v, key_mask, log_decay)
-    return o
+        return state.step(q, k, v, None if mask is None else mask[:, 0, 0], log_decay)
+    return fastmax_attention(q, k, v, mask, is_causal=True, log_decay=log_decay, state=state, **dropout, **options)
 
 
 def _may_decode(layer: "FastmaxAttention") -> None:

@@ -11,13 +11,15 @@ from fastmax.features import feature_count
 from fastmax.state.recent import Recent, capacity
 
 
-def options(head_dim: int, order: int, normalize: bool | str) -> None:
-    for name, number, most in (("order", order, MAX_ORDER), ("head_dim", head_dim, None)):
+def options(head_dim: int, order: int | None, normalize: bool | str | None) -> None:
+    """Check the options of a state, each None if it is not known yet."""
+    numbers = [("head_dim", head_dim, None)] + ([] if order is None else [("order", order, MAX_ORDER)])
+    for name, number, most in numbers:
         if not isinstance(number, int) or isinstance(number, bool):
             raise TypeError(f"{name} must be an int, got {number!r}")
         if number < 1 or (most is not None and number > most):
             raise ValueError(f"{name} must be at least 1{'' if most is None else f' and at most {most}'}, got {number}")
-    if not isinstance(normalize, bool) and normalize != "rms":
+    if normalize is not None and not isinstance(normalize, bool) and normalize != "rms":
         kind = ValueError if isinstance(normalize, str) else TypeError
         raise kind(f'normalize must be True, False or "rms", got {normalize!r}')
 
@@ -96,7 +98,24 @@ def stored(
         raise ValueError(f"tokens must be at least as many as are recent, got {count.tolist()}")
 
 
-def keys(key: Tensor, value: Tensor, key_mask: Tensor | None, log_decay: Tensor | None, recent: Recent) -> None:
+def key_mask(attn_mask: Tensor, key: Tensor) -> Tensor:
+    """Return a mask that `fastmax_attention` accepts as (B, N)."""
+    mask = attn_mask[..., 0, :] if attn_mask.dim() > 1 else attn_mask
+    if mask.dim() > 1 and mask.shape[-2] != 1:
+        raise ValueError(f"with a state, attn_mask must hide a key from all heads, got shape {tuple(attn_mask.shape)}")
+    mask = mask[..., 0, :] if mask.dim() > 1 else mask
+    return mask.expand(key.shape[0], key.shape[2])
+
+
+def keys(
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    log_decay: Tensor | None,
+    recent: Recent,
+    decays: bool | None,
+) -> None:
+    """Check new tokens. `decays` is that of the tokens so far, None if there are none."""
     batch, heads, _, head_dim = recent.keys.shape
     _like("key", key, (batch, heads, None, head_dim), recent.keys)
     _like("value", value, (batch, heads, key.shape[2], recent.values.shape[3] - 1), recent.keys)
@@ -104,6 +123,11 @@ def keys(key: Tensor, value: Tensor, key_mask: Tensor | None, log_decay: Tensor 
         raise ValueError(
             f"key_mask must be boolean, True where a key counts, of shape {(batch, key.shape[2])}, "
             f"got {key_mask.dtype} of shape {tuple(key_mask.shape)}"
+        )
+    if key.shape[2] and decays is not None and decays != (log_decay is not None):
+        ours, theirs = ("a", "none") if decays else ("no", "one")
+        raise ValueError(
+            f"the tokens of this state have {ours} log_decay, these tokens have {theirs}: all decay or none"
         )
     if log_decay is None:
         return

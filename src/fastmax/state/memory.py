@@ -100,6 +100,11 @@ class Memory:
         return self._sum, self._sum_decay, self._recent
 
     @property
+    def decays(self) -> bool | None:
+        """True if the tokens have a log_decay, False if they have none, None if there are no tokens yet."""
+        return self._decaying if self._sum is not None or self._length else None
+
+    @property
     def _decaying(self) -> bool:
         return self._sum_decay is not None or self._recent.decays is not None
 

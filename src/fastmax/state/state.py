@@ -7,6 +7,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from fastmax import validation
+from fastmax.api import fastmax_attention
+from fastmax.call import Options, RunningState, accumulation_dtype, normalization
 from fastmax.core import default_scale
 from fastmax.decay import wide
 from fastmax.features import feature_count
@@ -15,7 +18,7 @@ from fastmax.state.memory import Memory, Parts
 from fastmax.state.recent import Recent, capacity
 
 
-class FastmaxState(Memory):
+class FastmaxState(Memory, RunningState):
     """What attention needs of all the keys so far, and how many they were: a sum over the older ones, and the youngest.
 
     `update`, `step` and `load_state_dict` change a state; everything else leaves it alone and returns something new, which
@@ -25,16 +28,17 @@ class FastmaxState(Memory):
     Memory: `nbytes`, of which B * Hkv * F * (Dv + 1) * itemsize are the sum's, F = C(D + order, order). Where that beats a
     cache of keys and values `break_even` tells.
 
+    `empty` makes one without keys. This constructor goes on from a sum that `fastmax_attention` returned:
+
     Args:
-        tensor: (B, Hkv, F, Dv + 1), fp32 or fp64: the state that `fastmax_attention` returned. It is copied.
+        tensor: (B, Hkv, F, Dv + 1), fp32 or fp64: the sum over keys. It is copied.
         tokens: (B,), int64: how many keys are in it, those that a mask hides not counted. Copied too.
-        head_dim: the channels of a key, D. Like the next three that of the calls of `fastmax_attention`, fixed at creation.
-        order: the degree of the polynomial.
-        scale: multiplies s = q̂ . k̂; default that of the function, 1 for even orders and 1 / D for odd ones. **A layer has
-            another one**: decode a layer by `layer.new_state`, or pass scale=layer.any_scale. A tensor is not copied: it may
-            be learned.
-        normalize: what is done to queries and keys; False for those of a layer with rotary positions.
-        log_decay: (B, Hkv): the total of log_decay over those keys, if there was any; states that are older need it.
+        head_dim: the channels of a key, D.
+        order: the degree of the polynomial in the call that returned the sum.
+        normalize: the normalization in that call.
+        scale: multiplies s = q̂ . k̂. Default: the scale of the first call of `fastmax_attention` with this state. A tensor is
+            not copied: it may be learned.
+        log_decay: (B, Hkv): the total of log_decay over those keys. Required if and only if they decay.
     """
 
     def __init__(
@@ -43,9 +47,9 @@ class FastmaxState(Memory):
         tokens: Tensor,
         *,
         head_dim: int,
-        order: int = 2,
+        order: int,
+        normalize: bool | str,
         scale: float | Tensor | None = None,
-        normalize: bool | str = True,
         log_decay: Tensor | None = None,
     ) -> None:
         checks.options(head_dim, order, normalize)
@@ -65,14 +69,15 @@ class FastmaxState(Memory):
         parts: Parts,
         tokens: Tensor,
         head_dim: int,
-        order: int,
+        order: int | None,
         scale: float | Tensor | None,
-        normalize: bool | str,
+        normalize: bool | str | None,
     ) -> Self:
         checks.scale(scale, parts[2].keys.shape[1])
         self._go_on(parts, tokens)
-        self.head_dim, self.order, self.normalize = head_dim, order, normalize
-        self.scale = default_scale(order, head_dim) if scale is None else scale
+        self.head_dim = head_dim
+        # None until they are known, which `_need` checks
+        self.order, self.scale, self.normalize = order, scale, normalize  # type: ignore[assignment]
         return self
 
     @classmethod
@@ -82,14 +87,17 @@ class FastmaxState(Memory):
         num_kv_heads: int,
         head_dim: int,
         value_dim: int | None = None,
-        order: int = 2,
+        order: int | None = None,
         *,
         scale: float | Tensor | None = None,
-        normalize: bool | str = True,
+        normalize: bool | str | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> Self:
-        """No keys yet, to be filled by `update` or `step`. For a layer, `layer.new_state(batch)` makes one that fits.
+        """Return a state without keys. For a layer, `layer.new_state(batch)` makes one that fits.
+
+        Leave `order`, `scale` and `normalize` out to take them from the first call of `fastmax_attention` with this state.
+        `update`, `step` and `read` need all three.
 
         Args:
             batch: how many sequences, B.
@@ -97,9 +105,8 @@ class FastmaxState(Memory):
             head_dim: channels of a key, D.
             value_dim: channels of a value, Dv; default D.
             order: the degree of the polynomial.
-            scale: default that of `fastmax_attention`, 1 for even orders and 1 / D for odd ones, **not that of a layer**,
-                which is 1 / sqrt(D): for queries and keys of a layer pass scale=layer.any_scale.
-            normalize: as in `fastmax_attention`.
+            scale: multiplies s = q̂ . k̂.
+            normalize: True, "rms" or False, as in `fastmax_attention`.
             dtype: of the sums, fp32 or fp64.
             device: where they are.
         """
@@ -118,7 +125,8 @@ class FastmaxState(Memory):
         `log_decay`, <= 0, broadcastable to (B, Hkv, N), is that of `fastmax_attention`: each token fades all that came
         before it by exp(log_decay). A key that the mask hides fades nothing.
         """
-        checks.keys(key, value, key_mask, log_decay, self._recent)
+        self._need("order", "scale", "normalize")
+        checks.keys(key, value, key_mask, log_decay, self._recent, self.decays)
         log_decay = self._decays(log_decay, key, key_mask)
         parts, _ = self._extended(self._tokens(key, value, key_mask, log_decay))
         self._go_on(parts, self._counted(key, key_mask))
@@ -128,6 +136,7 @@ class FastmaxState(Memory):
 
         Where tokens decay, the queries come at the last one: it fades what was before it, and nothing after it does.
         """
+        self._need("order", "scale", "normalize")
         checks.queries(query, None, self._recent, self.scale)
         o = self._see(query, self._sum, self._shown(query), None)
         return o.to(self._autocast_dtype() or query.dtype)
@@ -148,7 +157,8 @@ class FastmaxState(Memory):
             o = self._again(query, key, value, log_decay)
             if o is not None:
                 return o
-        checks.keys(key, value, key_mask, log_decay, self._recent)
+        self._need("order", "scale", "normalize")
+        checks.keys(key, value, key_mask, log_decay, self._recent, self.decays)
         checks.queries(query, key.shape[2], self._recent, self.scale)
         if query.shape[2] == 1 and self._may_step_in_place(query, key, value, key_mask, log_decay):
             return self._step_in_place(query, key, value, key_mask, log_decay)
@@ -161,6 +171,64 @@ class FastmaxState(Memory):
         self._go_on(parts, tokens)
         return (o if early is None else torch.cat((early, o), 2)).to(self._autocast_dtype() or value.dtype)
 
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        scale: float | Tensor | None,
+        log_decay: Tensor | None,
+        options: Options,
+    ) -> Tensor:
+        """Run `fastmax_attention(..., state=self)`.
+
+        The options of the first call become those of the state. They are compared in every later call: a sum of keys under
+        other options is another sum. A scale that is a tensor may change, because it multiplies queries alone.
+        """
+        if not options.is_causal:
+            raise ValueError(
+                "tokens see those that the state holds and not the other way round: is_causal must be True"
+            )
+        if options.backend != "auto":
+            raise ValueError(
+                f"a state picks the backends of its steps: backend must be 'auto', got {options.backend!r}"
+            )
+        if attn_mask is None and not options.dropout_p and self._has(options, scale):
+            o = self._again(query, key, value, log_decay)
+            if o is not None:
+                return o
+        validation.attention(query, key, value, attn_mask, scale, log_decay, None, options)
+        scaled = default_scale(options.order, self.head_dim) if scale is None else scale
+        called = {"order": options.order, "scale": _kind(scaled), "normalize": _given(options.normalize)}
+        ours = {"order": self.order, "scale": _kind(self.scale), "normalize": self.normalize}
+        checks.same("with the calls that they are given to", *_known_to_both(ours, called))
+        key_mask = None if attn_mask is None else checks.key_mask(attn_mask, key)
+        checks.keys(key, value, key_mask, log_decay, self._recent, self.decays)
+        checks.queries(query, key.shape[2], self._recent, scaled)
+        self.order, self.scale, self.normalize = options.order, scaled, _given(options.normalize)
+        if not options.dropout_p:
+            return self.step(query, key, value, key_mask, log_decay)
+        # Terms of these queries and keys are dropped, but the state keeps whole keys.
+        before = self.tensor.to(accumulation_dtype(query.dtype, key.dtype, value.dtype))
+        o = fastmax_attention(
+            query,
+            key,
+            value,
+            attn_mask,
+            options.dropout_p,
+            True,
+            order=options.order,
+            scale=scaled,
+            normalize=self.normalize,
+            log_decay=log_decay,
+            enable_gqa=options.enable_gqa,
+            initial_state=before,
+            dropout_mode=options.dropout_mode,
+        )
+        self.update(key, value, key_mask, log_decay)
+        return o
+
     def __add__(self, other: "FastmaxState") -> "FastmaxState":
         """The state after the keys of both. It is a sum, so that their order does not matter, unless tokens decay.
 
@@ -168,8 +236,13 @@ class FastmaxState(Memory):
         """
         if not isinstance(other, FastmaxState):
             return NotImplemented
-        checks.same("to be added", self._describe(), other._describe())
+        checks.same("to be added", *_known_to_both(self._describe(), other._describe()))
         both = self.clone()
+        for name in ("order", "scale", "normalize"):
+            if getattr(both, name) is None:
+                setattr(both, name, getattr(other, name))
+        if self.decays is None and other.decays is None:
+            return both
         if other._sum is not None:
             if both._decaying or other._decaying:
                 both._fold_and_fade(other._sum_decay)
@@ -219,6 +292,7 @@ class FastmaxState(Memory):
 
         Faded up to the last token, if tokens decay.
         """
+        self._need("order")
         recent = self._shown()
         if recent.length:
             return self._folded(recent)
@@ -226,9 +300,10 @@ class FastmaxState(Memory):
 
     @property
     def nbytes(self) -> int:
-        """What it takes at most, which it does from some hundred tokens on."""
+        """Upper bound in bytes, reached after about 100 tokens."""
+        self._need("order")
         per_head = _numbers(self.head_dim, self.value_dim, self.order) * self.dtype.itemsize
-        if self._decaying:
+        if self.decays:
             per_head += self._capacity * self.dtype.itemsize + wide(self.device).itemsize
         return self.batch * self.num_kv_heads * per_head
 
@@ -255,6 +330,7 @@ class FastmaxState(Memory):
 
         The sum has no rows while it is empty; the decays are of shape (0,) where no token decays.
         """
+        self._need("order", "scale", "normalize")
         now = self.detach()
         return {
             "version": file.VERSION,
@@ -292,7 +368,10 @@ class FastmaxState(Memory):
         """Go on from a copy of that state, on this one's device. Only the batch may differ."""
         state = FastmaxState.from_state_dict(state_dict).to(self.device)
         ours = self._describe()
-        checks.same("to be loaded", {**ours, "batch": state.batch}, state._describe())
+        ours["batch"], ours["decays"] = state.batch, state.decays
+        checks.same("to be loaded", *_known_to_both(ours, state._describe()))
+        self.order, self.normalize = state.order, state.normalize
+        self.scale = state.scale if self.scale is None else self.scale
         self._go_on(state._parts, state.tokens)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -315,10 +394,11 @@ class FastmaxState(Memory):
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self._describe().items())
-        return f"FastmaxState({options}, device={self.device}, nbytes={self.nbytes})"
+        nbytes = None if self.order is None else self.nbytes
+        return f"FastmaxState({options}, device={self.device}, nbytes={nbytes})"
 
     def _describe(self) -> dict[str, Any]:
-        """What two states must have in common to be added."""
+        """Return what two states must have in common to be added."""
         return {
             "batch": self.batch,
             "num_kv_heads": self.num_kv_heads,
@@ -327,8 +407,26 @@ class FastmaxState(Memory):
             "order": self.order,
             "scale": self.scale.tolist() if isinstance(self.scale, Tensor) else self.scale,
             "normalize": self.normalize,
+            "decays": self.decays,
             "dtype": self.dtype,
         }
+
+    def _has(self, options: Options, scale: float | Tensor | None) -> bool:
+        """Return True if the options of the state are known and equal to these."""
+        if self.order != options.order or normalization(self.normalize) != options.normalize:
+            return False
+        if isinstance(scale, Tensor) or isinstance(self.scale, Tensor):
+            return scale is self.scale
+        return self.scale == (default_scale(self.order, self.head_dim) if scale is None else scale)
+
+    def _need(self, *names: str) -> None:
+        """Refuse a use of options that are not known yet. A default could differ from those of training."""
+        missing = " and ".join(name for name in names if getattr(self, name) is None)
+        if missing:
+            raise ValueError(
+                f"this state has no {missing} yet: give the first tokens to fastmax_attention(..., state=state), which "
+                f"states the options once, or pass {missing} when you create the state"
+            )
 
     def _map(self, f: Callable[[Tensor], Tensor]) -> "FastmaxState":
         """Of the same options, with these tensors, which must be new."""
@@ -345,6 +443,22 @@ class FastmaxState(Memory):
     def _go_on(self, parts: Parts, tokens: Tensor) -> None:
         self._sum, self._sum_decay, self._recent = parts
         self._room, self._owned, self.tokens = None, False, tokens
+
+
+def _given(normalize: str) -> bool | str:
+    """Return what a caller passes for this canonical name."""
+    return {"standardize": True, "none": False}.get(normalize, normalize)
+
+
+def _kind(scale: float | Tensor | None) -> float | str | None:
+    """Describe a scale, of a tensor its shape: its values may be learned."""
+    return f"tensor of shape {tuple(scale.shape)}" if isinstance(scale, Tensor) else scale
+
+
+def _known_to_both(a: dict[str, Any], b: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Drop what either does not know yet."""
+    names = [name for name in a if a[name] is not None and b[name] is not None]
+    return {name: a[name] for name in names}, {name: b[name] for name in names}
 
 
 def _nothing(

@@ -57,7 +57,7 @@ def _call(tokens: int, head_dim: int, name: str, backward: bool) -> Callable[[],
 
 def _step(decays: bool) -> Callable[[], object]:
     heads, head_dim = STEP
-    state = FastmaxState.empty(1, heads, head_dim)
+    state = FastmaxState.empty(1, heads, head_dim, order=2, scale=1.0, normalize=True)
     k, v = (torch.randn(1, heads, 4096, head_dim) for _ in range(2))
     log_decay = -torch.rand(1, heads, 4096) / 8 if decays else None
     state.update(k, v, log_decay=log_decay)

@@ -45,7 +45,7 @@ def run(out: str | None, quick: bool) -> dict[str, Any]:
 
 
 def _contestants(batch: int, context: int) -> dict[str, Callable[[], object]]:
-    state = FastmaxState.empty(batch, HEADS, HEAD_DIM)
+    state = FastmaxState.empty(batch, HEADS, HEAD_DIM, order=2, scale=1.0, normalize=True)
     k, v = (torch.randn(batch, HEADS, min(context, PREFILL), HEAD_DIM) for _ in range(2))
     state.update(k, v)
     for _ in range((context // PREFILL).bit_length() - 1):

@@ -93,7 +93,7 @@ def _empty(name: str, model: LlamaForCausalLM) -> Any:
     cache: Any = FastmaxCache(model.config)
     for layer in cache.layers:
         scale = layer_scale(2, HEAD_DIM)
-        layer.state = FastmaxState.empty(1, KV_HEADS, HEAD_DIM, scale=scale, normalize="rms")
+        layer.state = FastmaxState.empty(1, KV_HEADS, HEAD_DIM, order=2, scale=scale, normalize="rms")
         layer.start(layer.state.device)
     return cache
 

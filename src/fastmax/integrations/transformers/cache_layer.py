@@ -99,6 +99,7 @@ class FastmaxLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.state is None:
             self.state = empty_state(query, key, value, options)
         new = None if keys is None else keys[:, None, None, -key.shape[2] :]
+        options = {**options, "backend": "auto"}  # a state picks its backends
         return decoding.attend(self.state, query, key, value, new, log_decay, dropout, options)
 
     def extend_window(
