@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fastmax
 from fastmax import attention_matrix, reference_attention
+from fastmax.decay import STRONGEST, bounded
 from fastmax.features import feature_count
 from fastmax.plan import FORMS
 from tests.support import (
@@ -27,6 +28,7 @@ from tests.support import (
 each_form = pytest.mark.parametrize("dense", [form == "dense" for form in FORMS], ids=FORMS)
 either_direction = pytest.mark.parametrize("is_causal", [True, False], ids=["causal", "both ways"])
 FACTORIZED_ORDERS = [1, 2, 3, 4]
+LOWEST = torch.finfo(torch.float32).min
 
 
 def decays(*shape: int, dtype: torch.dtype = torch.float64, most: float = 1.0) -> Tensor:
@@ -57,13 +59,14 @@ def test_against_the_oracle(backend: str, dtype: torch.dtype, is_causal: bool, d
 def test_the_matrix_is_the_definition() -> None:
     """exp(c_i - c_j) f(s_ij), written out; a token's own decay does not touch its own key."""
     q, k, log_decay = randn(2, 7, 3), randn(2, 7, 3), decays(2, 7)
+    log_decay[:, 3] = -1e16  # no sum of these: whatever lies across it weighs nothing
     plain = attention_matrix(q, k, is_causal=False)
     for is_causal in (True, False):
         expected = torch.zeros_like(plain)
         for i in range(7):
             for j in range(7 if not is_causal else i + 1):
-                between = log_decay[:, min(i, j) + 1 : max(i, j) + 1].sum(-1)
-                expected[:, i, j] = plain[:, i, j] * between.exp()
+                between = log_decay[:, min(i, j) + 1 : max(i, j) + 1].exp().prod(-1)
+                expected[:, i, j] = plain[:, i, j] * between
         expected /= expected.sum(-1, keepdim=True)
         torch.testing.assert_close(attention_matrix(q, k, is_causal=is_causal, log_decay=log_decay), expected)
         o = fastmax_attention(q, k, torch.eye(7).double().expand(2, 7, 7), is_causal=is_causal, log_decay=log_decay)
@@ -157,7 +160,7 @@ def test_no_decay_gives_the_bits_of_none(backend: str, order: int, dense: bool) 
 @st.composite
 def extreme(draw: st.DrawFn) -> Tensor:
     """(1, 1, N): stretches of strong, of hardly any and of no decay."""
-    values, lengths = st.sampled_from([-50.0, -1e-7, -1.0, 0.0, -1e4, -80.0]), st.integers(1, 300)
+    values, lengths = st.sampled_from([-50.0, -1e-7, -1.0, 0.0, -1e4, -80.0, -1e16, LOWEST]), st.integers(1, 300)
     kinds = draw(st.lists(st.tuples(values, lengths), min_size=1, max_size=4))
     return torch.cat([torch.full((1, 1, n), value) for value, n in kinds], -1)
 
@@ -185,6 +188,65 @@ def test_extreme_decays(backend: str, is_causal: bool, dense: bool, log_decay: T
         # the gradient of log_decay is a sum over all tokens that come after, and it has the rounding of one
         sums = n**0.5 if a is actual[-1] else 1.0
         assert_within_budget(a / sums, b / sums, c / sums)
+
+
+@each_form
+@either_direction
+@pytest.mark.parametrize("value", [-200.0, -1e12, LOWEST])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_reset_leaves_the_decays_after_it(
+    backend: str, dtype: torch.dtype, value: float, is_causal: bool, dense: bool
+) -> None:
+    """Output and gradients; the gradient of the reset itself is 0, exactly."""
+    q, k, v, do = (randn(1, 2, 100, 8, dtype=dtype) for _ in range(4))
+    log_decay = decays(1, 2, 100, dtype=dtype, most=0.1)
+    log_decay[..., 20::40] = max(value, torch.finfo(dtype).min)
+
+    def call(f: Any, **more: Any) -> Any:
+        return lambda *x: f(*x[:3], is_causal=is_causal, log_decay=x[3], **more)
+
+    inputs = [q, k, v, log_decay]
+    with forced(dense=dense, chunk=64):
+        actual = with_grads(call(fastmax_attention, backend=backend), inputs, do)
+    same = with_grads(call(reference_attention), inputs, do)
+    exact = with_grads(call(reference_attention), [x.double() for x in inputs], do)
+    for a, b, c in zip(actual, exact, same, strict=True):
+        assert_within_budget(a, b, c)
+    # beyond -104 or -746 the exponential is 0
+    if value < -1000 or dtype != torch.float64:
+        assert (actual[-1][..., 20::40] == 0).all()
+
+
+@each_form
+@pytest.mark.parametrize("value", [-1e16, LOWEST])
+def test_a_state_is_handed_over_a_reset(backend: str, value: float, dense: bool) -> None:
+    """In pieces, with a reset inside of each and at their borders, as in one."""
+    inputs, do = [randn(1, 2, 90, 4), randn(1, 2, 90, 4), randn(1, 2, 90, 3), decays(1, 2, 90)], randn(1, 2, 90, 3)
+    inputs[3][..., [0, 10, 29, 30, 45, 60, 89]] = value
+
+    def pieces(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
+        state, outputs = None, []
+        for part in torch.arange(90).split(30):
+            o, state = fastmax_attention(
+                *(x[:, :, part] for x in (q, k, v)), log_decay=log_decay[:, :, part], is_causal=True,
+                initial_state=state, return_state=True, backend=backend,
+            )  # fmt: skip
+            outputs.append(o)
+        return torch.cat(outputs, 2)
+
+    with forced(dense=dense, chunk=16):
+        actual = with_grads(pieces, inputs, do)
+    expected = with_grads(lambda *x: reference_attention(*x[:3], log_decay=x[3], is_causal=True), inputs, do)
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_bound_of_a_decay_forgets_everything(dtype: torch.dtype) -> None:
+    bound = torch.tensor(STRONGEST[dtype], dtype=dtype)
+    assert bound.exp() == 0
+    assert (bound * 0.9).exp() > 0
+    assert torch.equal(bounded(torch.stack([bound * 0.99, 2 * bound])), torch.stack([bound * 0.99, bound]))
 
 
 @pytest.mark.parametrize("value", [-50.0, -1e-7])

@@ -2,11 +2,22 @@
 //
 // c[t] is the sum of log_decay from the chunk's first token to t, with that of t, in fp64. Every exponent is at most 0. A state
 // is decayed to the last token that was added to it.
+//
+// Sums take no decay stronger than STRONGEST, whose exp is exactly 0 in T, so no weight depends on it. A stronger one, such as
+// -1e16 or the lowest number there is, would take the digits of the decays after it. fastmax/decay.py has the same numbers, and
+// makes the gradients beyond them 0.
 #pragma once
 #include "forms/head.h"
 #include "simd/exp.h"
 
 namespace FM_LEVEL {
+
+template <class T>
+constexpr double STRONGEST = sizeof(T) == sizeof(float) ? -110 : -750;
+template <class T>
+FM_INLINE double bounded_decay(T x) {
+  return (double)x < STRONGEST<T> ? STRONGEST<T> : (double)x;
+}
 
 template <class T>
 struct DecayChunk {
@@ -31,7 +42,7 @@ struct DecayChunk {
     const T* from = (const T*)t.data + at(t, h.batch, h.key_head, h.key_start + begin);
     count = (int)max(0, end - begin);
     double sum = 0;
-    for (int n = 0; n < count; n++) c[n] = sum += (double)from[n * t.token_stride];
+    for (int n = 0; n < count; n++) c[n] = sum += bounded_decay(from[n * t.token_stride]);
   }
   void load_chunk(const Head& h, int64_t begin, int64_t end) {
     load_sums(h, begin, end);

@@ -108,7 +108,8 @@ class FactorizedPass {
     const Head h = heads.head(i);
     const Range tokens = heads.segment(h.keys, part, sizes.chunk);
     double sum = 0;
-    for (int64_t n = tokens.begin; n < tokens.end; n++) sum += ((const T*)t.data)[at(t, h.batch, h.key_head, h.key_start + n)];
+    for (int64_t n = tokens.begin; n < tokens.end; n++)
+      sum += bounded_decay(((const T*)t.data)[at(t, h.batch, h.key_head, h.key_start + n)]);
     return exp_of_negative<T>(sum);
   }
 

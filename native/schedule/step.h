@@ -89,7 +89,8 @@ class Step {
   T* recent_decay(int64_t i) const { return (T*)call.recent_decay + i * call.recent_capacity; }
   bool decays() const { return call.log_decay.data != nullptr; }
   T new_decay(int64_t i) const {
-    return counts(i) ? ((const T*)call.log_decay.data)[at(call.log_decay, batch_of(i), head_of(i), 0)] : 0;
+    if (!counts(i)) return 0;
+    return (T)bounded_decay(((const T*)call.log_decay.data)[at(call.log_decay, batch_of(i), head_of(i), 0)]);
   }
 
   void load_vector(const FmTensor& t, int64_t b, int64_t h, T* x) const {

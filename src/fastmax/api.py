@@ -105,7 +105,8 @@ def fastmax_attention(
         log_decay: forgetting, <= 0, broadcastable to (..., Hkv, N), for self attention: with c its cumulative sum over the
             tokens, the weight of key j for query i is multiplied by exp(c_i - c_j) if causal, exp(-|c_i - c_j|) if not. So
             a token's own key keeps its full weight, and what came before it fades by exp(log_decay) of every token in
-            between. A key that `attn_mask` hides does not decay anything. `initial_state` fades alike.
+            between. A key that `attn_mask` hides does not decay anything. `initial_state` fades alike. To forget all that
+            came before a token, give it torch.finfo(dtype).min.
         enable_gqa: Hq may be a multiple of Hkv: consecutive query heads share a key head.
         initial_state: the sum over keys that came before, (..., Hkv, F, Dv + 1), from an earlier `return_state`.
         return_state: return (output, state), the state being `initial_state` plus the sum over these keys. Gradients flow

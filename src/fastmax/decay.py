@@ -1,4 +1,4 @@
-"""Forgetting, where it is the same for all backends: from the gradients of the sums of log_decay to those of log_decay."""
+"""Forgetting, where it is the same for all backends: the strongest decay that a sum takes, checks, gradients of log_decay."""
 
 import torch
 from torch import Tensor
@@ -7,6 +7,26 @@ from torch import Tensor
 def wide(device: torch.device) -> torch.dtype:
     """What sums of log_decay are taken in: fp64, where the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+STRONGEST = {torch.float32: -110.0, torch.float64: -750.0}
+"""The strongest log_decay that sums take, by its dtype. A stronger one counts as this one, and its gradient is 0.
+
+exp of it is exactly 0: the smallest numbers above 0 are exp(-103.3) and exp(-744.4). So no weight depends on the bound. It is
+there for the decays that follow. A factor exp(c_i - c_j) is a difference of running sums, and after -1e16 (or finfo.min, the
+natural way to write "forget everything here") a sum has no digits left for them. After r decays of this strength a sum in
+fp64 still resolves r * 1e-14, or r * 8e-14. native/forms/decay.h has the same numbers.
+"""
+
+
+def bounded(log_decay: Tensor) -> Tensor:
+    """Return log_decay as sums take it. The gradient of what is beyond the bound is 0."""
+    return log_decay.clamp(min=STRONGEST[log_decay.dtype])
+
+
+def zero_grads_beyond_bound(grads: Tensor, log_decay: Tensor) -> Tensor:
+    """Write zeros, in place, where `bounded` changed log_decay: sums that cancel leave their rounding there."""
+    return grads.masked_fill_(log_decay < STRONGEST[log_decay.dtype], 0)
 
 
 def log_decay_grads(dc: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ from math import factorial, prod
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fastmax import dropout, validation
 from fastmax.call import Options, normalization
@@ -126,16 +127,24 @@ def _weights(
 
 
 def _decay(log_decay: Tensor, attn_mask: Tensor | None, row: Tensor, tokens: int) -> Tensor:
-    """exp(-|c_i - c_j|), (..., rows, N), c the running sum of log_decay in fp64; a key that does not count adds nothing.
-
-    Since c falls, the sign is that of i - j: unlike |x| at 0, it has a derivative where log_decay is 0.
-    """
+    """Return the factors of the decays between queries and keys, (..., rows, N), in fp64; a hidden key decays nothing."""
     log_decay = log_decay.double().expand(*log_decay.shape[:-1], tokens)
     if attn_mask is not None:
         log_decay = torch.where(_mask_of_keys(attn_mask).squeeze(-1), log_decay, 0)
-    c = log_decay.cumsum(-1)
-    sign = torch.where(row[:, None] >= torch.arange(tokens, device=row.device), 1.0, -1.0)
-    return (sign * (c[..., row, None] - c[..., None, :])).exp()
+    return decay_between(log_decay.exp(), row)
+
+
+def decay_between(factors: Tensor, row: Tensor) -> Tensor:
+    """Multiply the factors of all tokens after the earlier of query i and key j, up to the later: (..., N) -> (..., rows, N).
+
+    Slow, and right for decays of any strength: no difference of sums is taken, so none can lose what a factor has.
+    """
+    after_query = torch.arange(factors.shape[-1], device=row.device) > row[:, None]
+    factors = factors.unsqueeze(-2)
+    up_to_key = torch.where(after_query, factors, 1).cumprod(-1)  # of keys j > i: the tokens i + 1 .. j
+    up_to_query = torch.where(after_query, 1, factors)  # of keys j < i: the tokens j + 1 .. i
+    up_to_query = pad(up_to_query, (0, 1), value=1.0)[..., 1:].flip(-1).cumprod(-1).flip(-1)
+    return up_to_key * up_to_query
 
 
 def _dropped(query: Tensor, key: Tensor, order: int, masks: tuple[Tensor, ...]) -> Tensor:

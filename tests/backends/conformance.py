@@ -21,8 +21,9 @@ from fastmax.backends import Backend
 from fastmax.backends.native import abi
 from fastmax.call import Call, InputGrads, Options, OutputGrads
 from fastmax.core import normalized, similarity
+from fastmax.decay import bounded
 from fastmax.plan import FORMS, Plan
-from fastmax.reference import _monomials
+from fastmax.reference import _monomials, decay_between
 from tests.backends.interpreter import MISSING, interpreted
 from tests.support import assert_within_budget, randn
 
@@ -215,6 +216,38 @@ class _Divided(torch.autograd.Function):
         return df, -(df * o).sum(-1, keepdim=True), None
 
 
+class _Fading(NamedTuple):
+    """What keys, queries and states fade by over one sequence, in fp64."""
+
+    pairs: Tensor  # (B, Hkv, N, N), of key j at query i >= j
+    since_start: Tensor  # (B, Hkv, N), of a state at each query
+    until_end: Tensor  # (B, Hkv, N), of each key after the last token
+    whole: Tensor  # (B, Hkv), of a state over all tokens
+    of_denominators: Tensor  # (B, Hkv, N), ones that carry a gradient
+
+
+def _products(log_decay: Tensor) -> _Fading:
+    """By multiplying the factors of tokens, one by one."""
+    factors = log_decay.double().exp()
+    tokens = factors.shape[-1]
+    row = torch.arange(-1, tokens, device=factors.device)  # from a query in front of all tokens on
+    every = decay_between(torch.nn.functional.pad(factors, (1, 0), value=1.0), row + 1)
+    return _Fading(
+        every[..., 1:, 1:], every[..., 1:, 0], every[..., -1, 1:], every[..., -1, 0], torch.ones_like(factors)
+    )
+
+
+def _differences(log_decay: Tensor) -> _Fading:
+    """By differences of sums, and with gradients as backends have them.
+
+    A decay of rows does not change a quotient, however rounded, but the denominator itself.
+    """
+    c = bounded(log_decay).double().cumsum(-1)
+    rows, last = c.detach(), c[..., -1:] if c.shape[-1] else c.new_zeros(*c.shape[:2], 1)
+    pairs = (rows[..., :, None] - c[..., None, :]).clamp(max=0).exp()
+    return _Fading(pairs, rows.exp(), (last - c).exp(), last.squeeze(-1).exp(), (c - rows).exp())
+
+
 def _definition(call: Call, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.float64 if exact else call.dtype
     options, groups = call.options, max(1, call.groups)
@@ -242,30 +275,29 @@ def _definition(call: Call, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
             weights = phi_q[:, :, at_q] @ phi_k[:, :, at_k].repeat_interleave(groups, 1).mT
         else:
             weights = similarity(x @ y.mT, options.order)
-        c = torch.zeros(*values.shape[:3], dtype=torch.float64, device=q.device)
+        fading = None
         if call.log_decay is not None:
-            c = call.log_decay[:, :, at_k].double().cumsum(-1)
-            rows = c if exact else c.detach()
-            factors = (rows[..., :, None] - c[..., None, :]).clamp(max=0).exp().to(dtype)
-            weights = weights * factors.repeat_interleave(groups, 1)
+            fading = (_products if exact else _differences)(call.log_decay[:, :, at_k])
+            weights = weights * fading.pairs.to(dtype).repeat_interleave(groups, 1)
         f = (weights.tril() if options.is_causal else weights) @ values.repeat_interleave(groups, 1)
-        last = c[..., -1:] if c.shape[-1] else c.new_zeros(*c.shape[:2], 1)
         before = None
         if call.state_in is not None:
             before = call.state_in[i : i + 1] if call.cu_seqlens_k is not None else call.state_in
             read = phi_q[:, :, at_q] @ before.to(dtype).repeat_interleave(groups, 1)
-            if call.log_decay is not None:
-                read = read * rows.exp().to(dtype).unsqueeze(-1).repeat_interleave(groups, 1)
+            if fading is not None:
+                read = read * fading.since_start.to(dtype).unsqueeze(-1).repeat_interleave(groups, 1)
             f = f + read
-        if call.log_decay is not None and not exact:
-            # as backends do it: a decay of rows does not change a quotient, however rounded, but the denominator itself
-            f = torch.cat(
-                [f[..., :-1], f[..., -1:] * (c - rows).exp().to(dtype).unsqueeze(-1).repeat_interleave(groups, 1)], -1
-            )
+        if fading is not None:
+            rows = fading.of_denominators.to(dtype).unsqueeze(-1).repeat_interleave(groups, 1)
+            f = torch.cat([f[..., :-1], f[..., -1:] * rows], -1)
         sums.append(f)
         if options.return_state:
-            state = phi_k[:, :, at_k].mT @ (values * (last - c).exp().to(dtype).unsqueeze(-1))
-            states.append(state if before is None else state + last.exp().to(dtype).unsqueeze(-1) * before.to(dtype))
+            own = values if fading is None else values * fading.until_end.to(dtype).unsqueeze(-1)
+            state = phi_k[:, :, at_k].mT @ own
+            if before is not None:
+                whole = 1.0 if fading is None else fading.whole.to(dtype)[..., None, None]
+                state = state + whole * before.to(dtype)
+            states.append(state)
     none = q.new_zeros(*q.shape[:2], 0, u.shape[-1])
     f = torch.cat([none, *sums], 2)
     empty = q.new_zeros(0, *call.state_shape[1:])
@@ -367,6 +399,9 @@ def calls(draw: st.DrawFn, most_tokens: int = 150, most_channels: int = 24) -> t
             .mul(draw(st.sampled_from([0.01, 1.0, 60.0])))
             .to(dtype)
         )
+        reset = draw(st.sampled_from([None, None, -200.0, -1e16, torch.finfo(dtype).min]))  # some tokens forget all
+        if reset is not None:
+            more["log_decay"] = more["log_decay"].masked_fill(torch.rand(batch, heads, keys) < 0.05, reset)
     if draw(st.booleans()):
         mask = torch.rand(keys, batch, draw(st.sampled_from([1, heads]))).permute(1, 2, 0) < 0.7
         k, v = (torch.where(mask.unsqueeze(-1), x, torch.nan) for x in (k, v))

@@ -106,7 +106,7 @@ def small_kernels(head_dim: int, order: int, language: Any) -> list[Kernel]:
         "STATE": True,
         "DECAY": True,
     }
-    one_step = token | norm | {"DV": head_dim, "G": 4, "GP": 4, "R": 128, "BR": 16, "SUMMED": True}
+    one_step = token | norm | {"DV": head_dim, "G": 4, "GP": 4, "R": 128, "BR": 16, "SUMMED": True, "STRONGEST": -110.0}
     tokens, centred = {"DR": head_dim, "D": head_dim, "BT": rows, "SCALED": True}, ("K_HAT", "K_STATE", "V_STATE")
     return [
         Kernel("normalize", normalize, tokens | norm, ("X",), products=("OUT",)),

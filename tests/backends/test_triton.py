@@ -91,6 +91,13 @@ def test_forgetting(strength: float) -> None:
     )
 
 
+def test_a_reset_leaves_the_decays_after_it() -> None:
+    q, k, v, decay = fp32(1, 1, 70, 16), fp32(1, 1, 70, 16), fp32(1, 1, 70, 16), -torch.rand(1, 1, 70)
+    decay[..., [5, 32, 40]] = torch.finfo(torch.float32).min
+    call = make(q, k, v, is_causal=True, log_decay=decay, state_in=earlier(1, 1, 16, 16), return_state=True)
+    check(HERE, call, None, SMALL)
+
+
 def test_forgetting_in_packed_sequences() -> None:
     q, k, v = (fp32(1, 1, 70, 16) for _ in range(3))
     mask, ends = padding(1, 70), torch.tensor([0, 0, 40, 70], dtype=torch.int32)

@@ -23,6 +23,7 @@ class Case:
     ends: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     is_causal: bool = False
     decays: bool = False
+    resets: bool = False  # some tokens forget all that came before
     heads: tuple[int, int] = (2, 2)
     masked: bool = False
     learns_scale: bool = False
@@ -62,6 +63,8 @@ class Case:
         # drawn always, so that a case with and one without have the rest in common
         scale = 0.1 + torch.rand(h_q, dtype=torch.float64, generator=chance) / 10
         decay = -randn(*lead, h_k, n_k).abs() / 4
+        if self.resets:
+            decay[..., 1::4] = torch.finfo(self.dtype).min
         keys = randn(sequences, h_k, 3, self.head_dim)
         values = randn(sequences, h_k, 3, self.value_dim)
         initial = fastmax_attention(keys, keys, values, order=self.order, return_state=True)[1]

@@ -42,6 +42,7 @@ def cases(draw: st.DrawFn) -> Case:
         queries,
         is_causal=is_causal,
         decays=decays,
+        resets=decays and draw(st.booleans()),
         heads=draw(st.sampled_from([(2, 2), (4, 2), (3, 1)])),
         masked=draw(st.booleans()),
         learns_scale=draw(st.booleans()),

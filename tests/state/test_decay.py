@@ -15,6 +15,7 @@ from torch.autograd import gradcheck
 
 from fastmax import fastmax_attention, reference_attention, similarity, standardize
 from fastmax.core import default_scale, rms_normalize
+from fastmax.decay import bounded
 from fastmax.features import feature_count
 from fastmax.state import FastmaxState, decode
 from fastmax.state.recent import capacity
@@ -53,6 +54,7 @@ def decays(kind: str, count: int = N) -> Tensor:
         "tiny": -1e-7 * x,
         "none": torch.zeros_like(x),
         "resets": torch.where(few, -50.0, -1e-7 * x),
+        "lowest": torch.where(few, torch.finfo(torch.float64).min, -0.3 * x),
         "steep, then mild": torch.where(torch.arange(count) // 32 % 2 == 0, -50.0, -0.3 * x),
     }
     return kinds[kind]
@@ -81,7 +83,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "lowest"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("prefill", [0, 1, 20, N])
 @torch.no_grad()
@@ -99,14 +101,14 @@ def test_decoding_is_the_causal_attention(
     parts += [state.step(*at(slice(i, i + 1), mask, q, k, v, log_decay)) for i in range(prefill, N)]
     torch.testing.assert_close(torch.cat(parts, 2), expected)
     counted = log_decay if mask is None else torch.where(mask[:, None], log_decay, 0)
-    torch.testing.assert_close(state.log_decay, counted.sum(2))
+    torch.testing.assert_close(state.log_decay, bounded(counted).sum(2))
     if kernel is not None:
         assert kernel.step.call_count == N - prefill + (prefill == 1)
 
 
 @given(
     cuts=st.lists(st.integers(0, N), max_size=6),
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from([*KINDS, "lowest"]),
     padded=st.booleans(),
     graded=st.booleans(),
     seed=st.integers(0, 1000),
@@ -139,7 +141,7 @@ def test_pieces_equal_the_whole(cuts: list[int], kind: str, padded: bool, graded
             expected.append(o[:, :, start:end])
     parts, expected = [torch.cat(parts, 2), state.tensor, state.log_decay], [torch.cat(expected, 2), total]
     counted = log_decay if mask is None else torch.where(mask[:, None], log_decay, 0)
-    expected.append(counted.sum(2))
+    expected.append(bounded(counted).sum(2))
     for got, wanted in zip(parts, expected, strict=True):
         torch.testing.assert_close(got, wanted)
     if graded:
@@ -300,12 +302,12 @@ def test_a_total_is_as_exact_in_another_dtype() -> None:
     assert torch.equal(state.to(dtype=torch.float32)._sum_decay, state._sum_decay)
 
 
-@pytest.mark.parametrize("kind", ["mild", "steep", "tiny", "resets", "steep, then mild"])
+@pytest.mark.parametrize("kind", ["mild", "steep", "tiny", "resets", "lowest", "steep, then mild"])
 @pytest.mark.parametrize("head_dim", [16, 64])
 def test_single_precision_is_that_of_the_dense_form(kind: str, head_dim: int) -> None:
     count = 300
     q, k, v = (torch.randn(B, HKV, count, head_dim) for _ in range(3))
-    log_decay = decays(kind, count).float()
+    log_decay = decays(kind, count).clamp(min=torch.finfo(torch.float32).min).float()
     exact = reference_attention(*(x.double() for x in (q, k, v)), is_causal=True, log_decay=log_decay.double())
     dense = reference_attention(q, k, v, is_causal=True, log_decay=log_decay)
     for size in (1, 7, 50):
@@ -313,6 +315,7 @@ def test_single_precision_is_that_of_the_dense_form(kind: str, head_dim: int) ->
         with torch.no_grad():
             parts = [state.step(*at(slice(i, i + size), None, q, k, v, log_decay)) for i in range(0, count, size)]
         assert_within_budget(torch.cat(parts, 2), exact, dense)
+        torch.testing.assert_close(state.log_decay, bounded(log_decay).double().sum(2))
 
 
 def test_a_step_compiles_in_one_graph() -> None:

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from fastmax.both_directions import Outputs
 from fastmax.call import Call
-from fastmax.decay import wide
+from fastmax.decay import bounded, wide
 from fastmax.distributed.layout import Ends
 from fastmax.plan import cheaper_form
 
@@ -63,7 +63,7 @@ def total_decay(call: Call) -> Tensor:
     """(B, Hkv): by which whatever came before these tokens fades."""
     if call.log_decay is None:
         return call.k.new_zeros(call.k.shape[:2], dtype=call.dtype)
-    return call.log_decay.to(wide(call.k.device)).sum(2)
+    return bounded(call.log_decay).to(wide(call.k.device)).sum(2)
 
 
 def own_pair(call: Call, attend: Attend) -> Pair:

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from fastmax.backends import NAMES, load
 from fastmax.core import normalized, similarity
-from fastmax.decay import check_decays, wide
+from fastmax.decay import bounded, check_decays, wide
 from fastmax.features import phi
 from fastmax.state.recent import Recent
 
@@ -107,7 +107,7 @@ def prepare_step(
         decays of the tokens after it, and the sum faded by the decays of all of them.
         head_scale: one per query head, (Hq,), or None.
         key_mask: (B, 1), bool, or None: where it is False, k̂, u and log_decay are zeros, whatever k, v and log_decay hold.
-        log_decay: values above 0 or not finite are refused before anything is written.
+        log_decay: values above 0 or not finite are refused before anything is written. `fastmax.decay.bounded` ones are kept.
     """
     assert (recent_decay is None) == (log_decay is None), (q.shape, k.shape, v.shape)
     room = Recent(recent_k, recent_u, recent_decay, True)
@@ -135,6 +135,7 @@ def _step(
         log_decay = log_decay if key_mask is None else torch.where(key_mask.unsqueeze(1), log_decay, 0)
         if log_decay.is_cpu:  # elsewhere that would be a wait for the device
             check_decays(log_decay)
+        log_decay = bounded(log_decay)
     if fold:
         assert total is not None
         oldest, values = room.split(fold)[0], room.values[:, :, :fold]

@@ -11,7 +11,7 @@ from fastmax._torch_private import AUTOGRAD, unwatched, watchers
 from fastmax.api import fastmax_attention
 from fastmax.call import normalization
 from fastmax.core import normalized
-from fastmax.decay import check_decays, wide
+from fastmax.decay import bounded, check_decays, wide
 from fastmax.features import feature_count
 from fastmax.state import decode
 from fastmax.state.ready import Ready, like
@@ -91,7 +91,10 @@ class Memory:
 
     @property
     def log_decay(self) -> Tensor:
-        """(B, Hkv): the total of log_decay over all tokens, by which whatever came before them has faded."""
+        """Return the total of log_decay over all tokens, (B, Hkv), by which whatever came before them has faded.
+
+        Of each token at most `fastmax.decay.STRONGEST` counts, from which on exp is 0.
+        """
         recent = self._recent.all_decays().to(wide(self.device)).sum(2)
         return recent if self._sum_decay is None else self._sum_decay + recent
 
@@ -113,7 +116,7 @@ class Memory:
         return Recent.of(key, value, key_mask, log_decay, dtype=self.dtype, normalize=how)
 
     def _decays(self, log_decay: Tensor | None, key: Tensor, key_mask: Tensor | None) -> Tensor | None:
-        """(B, Hkv, N) in the dtype of the sums, 0 where a key does not count, whatever is given there."""
+        """Return them as sums take them, (B, Hkv, N) in their dtype, 0 where a key does not count, whatever it holds."""
         if log_decay is None:
             return None
         log_decay = log_decay.to(self.dtype).expand(key.shape[:3])
@@ -121,7 +124,7 @@ class Memory:
             log_decay = torch.where(key_mask.unsqueeze(1), log_decay, 0)
         if watchers((log_decay,)) <= AUTOGRAD:
             check_decays(log_decay)
-        return log_decay.contiguous()
+        return bounded(log_decay).contiguous()
 
     def _extended(self, new: Recent, query: Tensor | None = None) -> tuple[Parts, Tensor | None]:
         """The sum and the recent tokens after these. What is too much for the recent ones goes to the sum, oldest first.

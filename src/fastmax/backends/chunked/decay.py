@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastmax.call import Call
-from fastmax.decay import wide
+from fastmax.decay import bounded, wide
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Decay:
         """None if the call does not forget."""
         if call.log_decay is None:
             return None
-        x = call.log_decay[:, :, start:stop]
+        x = bounded(call.log_decay[:, :, start:stop])
         return Decay(x.to(wide(x.device)).cumsum(-1), start, call.dtype)
 
     def of_queries(self, a: int, b: int) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from fastmax.backends.native import abi
 from fastmax.backends.native.packed_call import PackedCall, in_rows
 from fastmax.call import Call, Options
-from fastmax.decay import check_decays, log_decay_grads
+from fastmax.decay import check_decays, log_decay_grads, zero_grads_beyond_bound
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ class Prepared:
             *_BEFORE_STATES, 0 if total is None else total.data_ptr(), 0, *_BEHIND_STATES, total is not None,
         )  # fmt: skip
         self.library.run("backward", packed, None)
-        return dq, dk, dv, None if dc is None else log_decay_grads(dc).to(dc.dtype)
+        if dc is None or log_decay is None:
+            return dq, dk, dv, None
+        return dq, dk, dv, zero_grads_beyond_bound(log_decay_grads(dc).to(dc.dtype), log_decay)
 
 
 _NO_GRADS = abi.NO_TENSOR * 6

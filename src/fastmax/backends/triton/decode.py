@@ -10,6 +10,7 @@ from fastmax.backends.triton import device, recorded
 from fastmax.backends.triton.slots import ceil_div
 from fastmax.backends.triton.tiles import padded
 from fastmax.core import EPS
+from fastmax.decay import STRONGEST
 
 MAX_DIM = 128
 
@@ -65,6 +66,7 @@ class PreparedStep:
             "NORM": normalize,
             "EPS": EPS,
             "SUMMED": total is not None,
+            "STRONGEST": STRONGEST[recent_k.dtype],
         }
 
     def __call__(

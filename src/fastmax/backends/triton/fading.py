@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fastmax.backends.triton.slots import Sequences, Slots
-from fastmax.decay import wide
+from fastmax.decay import bounded, wide
 
 
 class Fading(NamedTuple):
@@ -31,7 +31,7 @@ class Fading(NamedTuple):
 def fading(log_decay: Tensor, sequences: Sequences, chunk: int, slots: Slots) -> Fading:
     """In fp64, of which nothing is read back: chunks count from the start of their sequence."""
     tokens = log_decay.shape[2]
-    total = log_decay.to(wide(log_decay.device)).cumsum(-1)
+    total = bounded(log_decay).to(wide(log_decay.device)).cumsum(-1)
     before = pad(total, (1, 0))
     device = log_decay.device
     at = torch.arange(tokens, device=device)

@@ -24,7 +24,8 @@ def _kept(RECENT_DECAY, new_decay, count, r, R: tl.constexpr):
 def step(Q, K, V, SCALE, MASK, LOG_DECAY, TOTAL, RECENT_K, RECENT_U, RECENT_DECAY, OUT,
          count, room, features, key_heads, q_b, q_h, k_b, k_h, v_b, v_h, mask_b, decay_b, decay_h,
          D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, BV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
-         R: tl.constexpr, BR: tl.constexpr, ORDER: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, MASKED: tl.constexpr, DECAY: tl.constexpr, SUMMED: tl.constexpr):  # fmt: skip
+         R: tl.constexpr, BR: tl.constexpr, ORDER: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, MASKED: tl.constexpr, DECAY: tl.constexpr,
+         SUMMED: tl.constexpr, STRONGEST: tl.constexpr):  # fmt: skip
     """TOTAL (B, Hkv, features, DV + 1), RECENT_K (B, Hkv, room, D), RECENT_U, RECENT_DECAY; `count` recent tokens; SCALE (Hq,); OUT (B, Hq, DV)."""
     head = tl.program_id(0)
     b, h = head // key_heads, head % key_heads
@@ -47,6 +48,7 @@ def step(Q, K, V, SCALE, MASK, LOG_DECAY, TOTAL, RECENT_K, RECENT_U, RECENT_DECA
     new_decay = tl.zeros((), dtype=DT)
     if DECAY:
         new_decay = tl.where(counts, tl.load(LOG_DECAY + wide(b) * decay_b + wide(h) * decay_h), 0.0).to(DT)
+        new_decay = tl.maximum(new_decay, STRONGEST)
     # its own key, which has not faded
     p = weight(tl.sum(q * k, 1), ORDER) * one
     f, g = p[:, None] * v[None, :], p
