@@ -67,11 +67,14 @@ def _owner(module: nn.Module, parameter: str) -> nn.Module:
 
 
 def generated(model: Any, inputs: dict[str, Tensor], cache: str, **options: Any) -> Tensor:
-    """The tokens, with the cache of that name: "fastmax", "dynamic" (transformers' default) or "none"."""
-    more: dict[str, Any] = {"use_cache": False} if cache == "none" else {}
-    if cache == "fastmax":
-        more = {"past_key_values": FastmaxCache(model.config)}
+    """Return the tokens generated with a cache: "fastmax", "dynamic", "none", or the "default" of generate()."""
+    more: dict[str, dict[str, Any]] = {
+        "fastmax": {"past_key_values": FastmaxCache(model.config)},
+        "dynamic": {"cache_implementation": "dynamic"},
+        "none": {"use_cache": False},
+        "default": {},
+    }
     torch.manual_seed(0)
     return model.generate(
-        **inputs, **{"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, **options, **more}
+        **inputs, **{"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, **options, **more[cache]}
     )

@@ -1,4 +1,4 @@
-"""generate(): the same tokens with FastmaxCache, with a DynamicCache and with none, and what else a cache is asked for."""
+"""generate(): equal tokens with FastmaxCache, the default, with a DynamicCache and with none; saving, moving, refusals."""
 
 import copy
 from pathlib import Path
@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, PreTrainedModel
 
 from fastmax import _tensor_file
 from fastmax.integrations.transformers import FastmaxCache, configure
-from tests.integrations.architectures import ARCHITECTURES, Architecture
+from fastmax.integrations.transformers.cache_layer import FastmaxLayer
+from tests.integrations.architectures import ARCHITECTURES, SOME_LAYERS, Architecture
 from tests.integrations.properties import generated, outputs
 from tests.support import assert_within_budget
 
@@ -28,17 +29,55 @@ def llama() -> PreTrainedModel:
     return BY_NAME["llama"].build("fastmax")
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "gpt_neox", "gemma3_text", "olmo2"])
-def test_every_cache_gives_the_same_tokens(name: str) -> None:
-    model = BY_NAME[name].build("fastmax")
-    inputs = BY_NAME[name].inputs("left")
+MISTRAL = Architecture("mistral", rotary=True, window=True, changes={"sliding_window": 4})
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [*(BY_NAME[name] for name in ("llama", "gpt2", "qwen3", "gpt_neox", "gemma3_text", "olmo2")), MISTRAL],
+    ids=lambda architecture: architecture.model_type,
+)
+def test_every_cache_gives_the_same_tokens(architecture: Architecture) -> None:
+    model = architecture.build("fastmax")
+    inputs = architecture.inputs("left")
     for options in MODES.values():
-        first, *others = (generated(model, inputs, cache, **options) for cache in ("none", "dynamic", "fastmax"))
+        first, *others = (
+            generated(model, inputs, cache, **options) for cache in ("none", "dynamic", "fastmax", "default")
+        )
         assert first[:, -8:].unique().numel() >= 6  # something is going on
         for other in others:
             assert torch.equal(first, other), options
     alone = {"input_ids": inputs["input_ids"][:1, 3:]}  # what stands to the left of the padded row changes nothing
     assert torch.equal(generated(model, alone, "fastmax")[0], generated(model, inputs, "fastmax")[0, 3:])
+
+
+def cache_of(model: Any, inputs: dict[str, Tensor], **options: Any) -> Any:
+    """Return the cache that generate() used."""
+    done = model.generate(**inputs, max_new_tokens=2, return_dict_in_generate=True, do_sample=False, **options)
+    return done.past_key_values
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"generation_config": GenerationConfig(pad_token_id=0)}])
+def test_generate_takes_a_fastmax_cache_by_itself(name: str, options: dict[str, Any]) -> None:
+    model = BY_NAME[name].build("fastmax")
+    cache = cache_of(model, BY_NAME[name].inputs("left"), **options)
+    assert isinstance(cache, FastmaxCache)
+    kinds = [type(layer) for layer in cache.layers]
+    assert kinds == [type(layer) for layer in FastmaxCache(model.config).layers]
+    model.set_attn_implementation("sdpa")
+    assert type(cache_of(model, BY_NAME[name].inputs("left"), **options)) is DynamicCache
+
+
+def test_what_the_user_says_of_caches_wins(llama: Any) -> None:
+    inputs = BY_NAME["llama"].inputs()
+    assert type(cache_of(llama, inputs, cache_implementation="dynamic")) is DynamicCache
+    chosen = GenerationConfig(cache_implementation="dynamic", pad_token_id=0)
+    assert type(cache_of(llama, inputs, generation_config=chosen)) is DynamicCache
+    for cache in (DynamicCache(config=llama.config), FastmaxCache()):
+        assert cache_of(llama, inputs, past_key_values=cache) is cache
+    assert cache_of(llama, inputs, use_cache=False) is None
+    assert type(cache_of(BY_NAME["llama"].build("sdpa"), inputs)) is DynamicCache
 
 
 @pytest.mark.parametrize(
@@ -53,7 +92,9 @@ def test_what_is_configured_is_generated_with(options: dict[str, Any]) -> None:
         if type(module).__name__ == "ForgetGate" and weight is not None:
             torch.nn.init.normal_(weight)
     inputs = BY_NAME["llama"].inputs("left")
-    first, *others = (generated(model, inputs, cache, num_beams=2) for cache in ("none", "dynamic", "fastmax"))
+    first, *others = (
+        generated(model, inputs, cache, num_beams=2) for cache in ("none", "dynamic", "fastmax", "default")
+    )
     assert not torch.equal(first, plain)
     for other in others:
         assert torch.equal(first, other)
@@ -154,6 +195,10 @@ def test_encoder_and_decoder(beams: int) -> None:
     cache = EncoderDecoderCache(FastmaxCache(), DynamicCache(config=model.config))
     actual = model.generate(**inputs, past_key_values=cache, **options)
     assert torch.equal(actual, model.generate(**inputs, use_cache=False, **options))
+    default = model.generate(**inputs, return_dict_in_generate=True, **options)
+    assert torch.equal(default.sequences, actual)
+    assert isinstance(default.past_key_values.self_attention_cache, FastmaxCache)
+    assert type(default.past_key_values.cross_attention_cache) is DynamicCache
     with pytest.raises(ValueError, match="give cross attention a DynamicCache of its own"):
         model.generate(**inputs, past_key_values=EncoderDecoderCache(FastmaxCache(), FastmaxCache()), **options)
 
@@ -178,30 +223,83 @@ def _size(state: dict[str, Any]) -> int:
     return sum(x.nbytes for x in state.values() if isinstance(x, Tensor))
 
 
-def test_models_that_change_keys_after_the_cache_are_found_out() -> None:
-    """DeepSeek caches latents: at the second step there is an error in the place of a wrong token."""
-    deepseek = BY_NAME["deepseek_v3"]
-    model = deepseek.build("fastmax")
-    with pytest.raises(RuntimeError, match="never came to Fastmax attention"):
-        generated(model, deepseek.inputs(), "fastmax")
-    tokens = [generated(model, deepseek.inputs(), cache) for cache in ("dynamic", "none")]
-    assert torch.equal(*tokens)
+CHANGES = {
+    "deepseek_v3": BY_NAME["deepseek_v3"],
+    "diffllama": Architecture("diffllama", rotary=True),
+}
+"""They attend with other keys or values than those that they cache."""
 
 
-def test_keys_come_once(llama: Any) -> None:
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("mode", ["greedy", "beam"])
+def test_a_model_that_changes_what_it_cached_keeps_all_keys(name: str, mode: str, tmp_path: Path) -> None:
+    """DeepSeek caches latents, DiffLlama splits the values: right tokens, and a warning that the cache grows."""
+    model = CHANGES[name].build("fastmax")
+    inputs = CHANGES[name].inputs("left")
+    expected = generated(model, inputs, "none", **MODES[mode])
+    assert torch.equal(generated(model, inputs, "dynamic", **MODES[mode]), expected)
+    for cache in ("fastmax", "default"):
+        with pytest.warns(UserWarning, match="attends with other keys or values than those that it caches"):
+            actual = generated(model, inputs, cache, **MODES[mode])
+        assert torch.equal(actual, expected)
+    prompt = FastmaxCache(model.config)
+    ids = inputs["input_ids"]
+    with torch.no_grad():
+        model(ids[:, :6], past_key_values=prompt)
+    with pytest.warns(UserWarning, match="grows as a DynamicCache does"):
+        prompt.save(tmp_path / "prompt.safetensors")
+    loaded = FastmaxCache.load(tmp_path / "prompt.safetensors")
+    assert loaded.get_seq_length() == 6
+    alone = generated(model, {"input_ids": ids}, "none")
+    continued = model.generate(ids, past_key_values=loaded, max_new_tokens=8, do_sample=False, eos_token_id=None)
+    assert torch.equal(continued, alone)
+
+
+def test_the_tokens_of_a_state_come_all_as_they_were_cached() -> None:
+    cache = FastmaxCache()
+    key = torch.randn(1, 2, 3, 8)
+
+    def update() -> Any:
+        return cache.update(key, key, 0)
+
+    layer = FastmaxLayer.of(*update())
+    layer.attend(key, *layer._pending, None, None, {}, {"order": 2, "scale": 1.0, "normalize": True})
+    new_key, new_value = update()
+    with pytest.raises(RuntimeError, match="but not at its first tokens"):
+        FastmaxLayer.of(new_key, new_value.clone())
+    with pytest.raises(RuntimeError, match="but not at its first tokens"):
+        update()
+
+
+def test_the_same_keys_come_once(llama: Any) -> None:
     cache = FastmaxCache(llama.config)
     key = torch.randn(1, 2, 3, 8)
-    cache.update(key, key, 0)
-    layer = cache.layers[0]
-    layer.take()
-    with pytest.raises(RuntimeError, match="shares keys between layers"):
-        layer.take()
+    cached = cache.update(key, key, 0)
+    FastmaxLayer.of(*cached).take()
+    with pytest.raises(RuntimeError, match="attention was called twice with the same cached keys"):
+        FastmaxLayer.of(*cached)
 
 
-def test_layers_of_other_kinds_are_refused() -> None:
-    config = Architecture("lfm2", changes={"layer_types": ["conv", "full_attention"], "block_multiple_of": 16}).config()
-    with pytest.raises(ValueError, match="got a layer of type 'conv'"):
-        FastmaxCache(config)
+OTHER_LAYERS = [architecture for architecture in SOME_LAYERS if architecture.model_type in ("lfm2", "qwen3_next")]
+
+
+@pytest.mark.parametrize("architecture", OTHER_LAYERS, ids=lambda architecture: architecture.model_type)
+def test_layers_of_other_kinds_have_their_own_caches(architecture: Architecture, tmp_path: Path) -> None:
+    model = architecture.build("fastmax")
+    inputs = architecture.inputs("left")
+    cache = FastmaxCache(model.config)
+    assert sum(isinstance(layer, FastmaxLayer) for layer in cache.layers) == 1
+    for options in ({}, {"num_beams": 2}):
+        first, *others = (
+            generated(model, inputs, name, **options) for name in ("none", "dynamic", "fastmax", "default")
+        )
+        for other in others:
+            assert torch.equal(first, other)
+    with torch.no_grad():
+        model(inputs["input_ids"], past_key_values=cache)
+    assert cache.nbytes > 0
+    with pytest.raises(ValueError, match="layers of type LinearAttentionLayer cannot be saved"):
+        cache.save(tmp_path / "prompt.safetensors")
 
 
 def test_states_move_between_devices(llama: Any) -> None:

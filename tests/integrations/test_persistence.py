@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, BitsAndBytesConfig
 
 from fastmax.integrations.transformers import AttentionOptions, configure, parameters_of, verify
 from tests.integrations.architectures import ARCHITECTURES
@@ -69,17 +69,50 @@ def test_configuring_again_keeps_what_stays() -> None:
     assert parameters_of(model.model.layers[1].self_attn).options == AttentionOptions(4, "rms")
 
 
-def test_a_plain_swap_is_remembered_once_it_ran(tmp_path: Path) -> None:
-    for name in ("fastmax", "fastmax1"):
-        model = LLAMA.build(name)
-        expected = outputs(model, LLAMA.inputs())
-        model.save_pretrained(tmp_path / name)
-        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / name)
-        assert loaded.config._attn_implementation == name
-        loaded.save_pretrained(tmp_path / f"{name}-again")  # without having run
-        again = AutoModelForCausalLM.from_pretrained(tmp_path / f"{name}-again")
-        assert again.config._attn_implementation == name
-        assert torch.allclose(outputs(again, LLAMA.inputs()), expected, rtol=0, atol=1e-12)
+@pytest.mark.parametrize("name", ["fastmax", "fastmax1"])
+def test_a_plain_swap_is_saved_before_it_ever_ran(name: str, tmp_path: Path) -> None:
+    model = LLAMA.build(name)
+    model.save_pretrained(tmp_path / "one")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
+    assert loaded.config._attn_implementation == name
+    loaded.save_pretrained(tmp_path / "two")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "two")
+    assert again.config._attn_implementation == name
+    assert torch.allclose(outputs(again, LLAMA.inputs()), outputs(model, LLAMA.inputs()), rtol=0, atol=1e-12)
+    loaded.config.save_pretrained(tmp_path / "config")
+    config = AutoConfig.from_pretrained(tmp_path / "config")
+    assert AutoModelForCausalLM.from_config(config).config._attn_implementation == name
+
+
+def test_towers_of_a_plain_swap_are_saved_before_they_ever_ran(tmp_path: Path) -> None:
+    clip = BY_NAME["clip"]
+    clip.build("fastmax").save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path)
+    assert len(verify(loaded, clip.inputs()).fastmax) == 4
+
+
+def test_a_model_is_saved_with_the_attention_that_it_has_then(tmp_path: Path) -> None:
+    """A switch to softmax and back changes what is saved in between, and loses no option."""
+    model = configured()
+    kept = model.config.quantization_config
+    for implementation, found in (("sdpa", "sdpa"), ("fastmax", "fastmax")):
+        model.set_attn_implementation(implementation)
+        model.save_pretrained(tmp_path / implementation)
+        entry = json.loads((tmp_path / implementation / "config.json").read_text())
+        assert entry.get("attn_implementation", "sdpa") == found
+        assert ("quantization_config" in entry) == (implementation == "fastmax")
+        assert model.config.quantization_config is kept
+        assert not hasattr(model.config, "attn_implementation")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "fastmax")
+    assert torch.allclose(outputs(model, LLAMA.inputs()), outputs(loaded, LLAMA.inputs()), rtol=0, atol=1e-12)
+    softmax = AutoModelForCausalLM.from_pretrained(tmp_path / "sdpa")
+    assert softmax.config._attn_implementation == "sdpa"
+
+
+def test_softmax_models_are_saved_as_ever(tmp_path: Path) -> None:
+    LLAMA.build("sdpa").save_pretrained(tmp_path)
+    entry = json.loads((tmp_path / "config.json").read_text())
+    assert not {"attn_implementation", "quantization_config"} & set(entry)
 
 
 def test_towers_are_remembered_too(tmp_path: Path) -> None:
@@ -99,27 +132,26 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     register()
     path = tmp_path_factory.mktemp("saved")
     configured().save_pretrained(path / "configured")
-    plain = LLAMA.build("fastmax")
-    outputs(plain, LLAMA.inputs())
-    plain.save_pretrained(path / "plain")
+    LLAMA.build("fastmax").save_pretrained(path / "plain")
+    BY_NAME["clip"].build("fastmax").save_pretrained(path / "towers")
     return path
 
 
 def test_without_fastmax_it_does_not_load(saved: Path) -> None:
-    """In a process that never heard of it, as on a machine without it."""
+    """The process has not registered fastmax, as on a machine without it."""
     script = """
 import sys
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel
 for path in sys.argv[1:]:
     try:
-        AutoModelForCausalLM.from_pretrained(path)
+        AutoModel.from_pretrained(path)
     except ValueError as error:
         print("refused:", str(error)[:60])
 assert "fastmax" not in sys.modules
 """
-    command = [sys.executable, "-c", script, str(saved / "configured"), str(saved / "plain")]
+    command = [sys.executable, "-c", script, *(str(saved / name) for name in ("configured", "plain", "towers"))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.count('refused: Specified `attn_implementation="fastmax"` is not supported') == 2, done
+    assert done.stdout.count('refused: Specified `attn_implementation="fastmax"` is not supported') == 3, done
 
 
 def test_softmax_can_be_asked_for(saved: Path) -> None:
@@ -151,13 +183,14 @@ def test_entries_of_other_versions_are_refused(saved: Path, tmp_path: Path) -> N
             AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-def test_a_quantized_model_has_no_place_for_options() -> None:
+def test_a_quantized_model_has_no_place_for_options(tmp_path: Path) -> None:
     model = LLAMA.build("sdpa")
     model.config.quantization_config = BitsAndBytesConfig(load_in_8bit=True)
     with pytest.raises(ValueError, match="a quantized model cannot be configured"):
         configure(model)
     swapped = LLAMA.build("fastmax")  # yet it can be swapped
     swapped.config.quantization_config = BitsAndBytesConfig(load_in_8bit=True)
-    outputs(swapped, LLAMA.inputs())
-    assert swapped.config.attn_implementation == "fastmax"
-    assert isinstance(swapped.config.quantization_config, BitsAndBytesConfig)
+    swapped.config.save_pretrained(tmp_path)
+    entry = json.loads((tmp_path / "config.json").read_text())
+    assert entry["attn_implementation"] == "fastmax"
+    assert entry["quantization_config"]["quant_method"] == "bitsandbytes"

@@ -1,10 +1,13 @@
 """Trainer, LoRA, TRL's packing and pipelines on tiny models: they work as with any other attention."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.requirements import Requirement
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments, pipeline
 
@@ -48,6 +51,17 @@ class Repeated(torch.utils.data.Dataset[dict[str, Tensor]]):
         inputs = LLAMA.inputs("left")
         row = {name: x[index % 2] for name, x in inputs.items()}
         return {**row, "labels": torch.where(row["attention_mask"].bool(), row["input_ids"], -100)}
+
+
+def test_the_extra_has_the_trainer_and_the_versions_that_are_tested() -> None:
+    root = Path(__file__).parent.parent.parent
+    extra = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]["hf"]
+    needed = {Requirement(line).name: Requirement(line) for line in extra}
+    assert {"accelerate", "safetensors", "transformers"} == needed.keys()
+    allowed = needed["transformers"].specifier
+    assert transformers.__version__ in allowed
+    major, minor, *_ = (int(part) for part in transformers.__version__.split("."))
+    assert f"{major}.{minor + 1}.0" not in allowed  # its internals change from one minor version to the next
 
 
 def test_trainer_and_lora(tmp_path: Path) -> None:

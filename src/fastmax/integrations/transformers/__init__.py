@@ -1,10 +1,10 @@
 """Fastmax in the models of Hugging Face transformers (extra "hf"): the swap, constant-memory generation, persistence.
 
-    from fastmax.integrations.transformers import FastmaxCache, configure, register
+    from fastmax.integrations.transformers import configure, register
 
     register()                                              # "fastmax" (order 2) and "fastmax1" are known from now on
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="fastmax")
-    model.generate(**inputs, past_key_values=FastmaxCache(model.config))
+    model.generate(**inputs)                                # with a FastmaxCache, in constant memory
 
     configure(model, order=2, learn_scale=True, decay="gated")              # options and parameters, layer by layer
     configure(model, order=4, layers=["model.layers.0.self_attn"])          # other options in some layers

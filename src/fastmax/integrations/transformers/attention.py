@@ -43,7 +43,7 @@ def attend(
         return result
     options = _options(module, order)
     keys, causal = _mask(module, attention_mask, is_causal)
-    cached = FastmaxLayer.of(key)
+    cached = FastmaxLayer.of(key, value)
     if options.window is not None:
         record.note(module, record.WINDOW)
         o = windowed_softmax(query, key, value, keys, causal, scaling, dropout, options.window, cached)
@@ -77,15 +77,15 @@ def attend(
 
 def _options(module: nn.Module, order: int) -> AttentionOptions:
     child = parameters_of(module)
-    return child.options if child is not None else AttentionOptions(order, _begin(module))
+    return child.options if child is not None else AttentionOptions(order, _default_normalize(module))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _begin(module: nn.Module) -> bool | str:
-    """How a module that was not configured normalizes; and its config is marked, so that what is saved is known again."""
+def _default_normalize(module: nn.Module) -> bool | str:
+    """Return the normalization of a module that was not configured."""
     config = getattr(module, "config", None)
     if config is not None:
-        persistence.begin(config)
+        persistence.check_not_configured(config)
     return "rms" if is_rotary(type(module)) else True
 
 

@@ -1,4 +1,4 @@
-"""A FastmaxCache as a safetensors file: the state of a prompt, read once and used for ever after."""
+"""A FastmaxCache as a safetensors file: the state of a prompt, for every answer to it."""
 
 import json
 import os
@@ -19,7 +19,7 @@ Layer = FastmaxLayer | DynamicSlidingWindowLayer
 
 
 def save(layers: list[Layer], path: str | os.PathLike[str]) -> None:
-    """Atomically: a reader finds the old file or the new one, whole."""
+    """Write the file atomically: a reader finds the old file or the new one, whole."""
     tensors: dict[str, Tensor] = {}
     described = []
     for index, layer in enumerate(layers):
@@ -31,7 +31,7 @@ def save(layers: list[Layer], path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str) -> list[Layer]:
-    """What `save` was given; ValueError if the file is not whole or holds something else."""
+    """Return the layers that were saved. Raise ValueError if the file is not whole or holds something else."""
     metadata, tensors = _tensor_file.read(path, device)
     if metadata.get("format") != FORMAT or metadata.get("version") != str(VERSION):
         raise ValueError(f"{path} does not hold a FastmaxCache of version {VERSION}")
@@ -41,20 +41,24 @@ def load(path: str | os.PathLike[str], device: torch.device | str) -> list[Layer
             prefix = f"{index}."
             own = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
             layers.append(_put_together(plain, own))
-    except (KeyError, TypeError, json.JSONDecodeError) as error:  # only a file that somebody changed has such
+    except (KeyError, TypeError, json.JSONDecodeError) as error:  # the file was changed after it was written
         raise ValueError(f"{path} does not hold a whole FastmaxCache ({error!r})") from error
     return layers
 
 
 def _taken_apart(layer: Layer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors, and what goes into JSON."""
+    """Split a layer into tensors and plain values for JSON."""
+    if isinstance(layer, FastmaxLayer):
+        layer.keep_untaken()
+    elif type(layer) is not DynamicSlidingWindowLayer:
+        raise ValueError(f"a cache with layers of type {type(layer).__name__} cannot be saved")
     window = {"keys": layer.keys, "values": layer.values}
     if isinstance(layer, DynamicSlidingWindowLayer):
         plain = {"kind": "sliding", "sliding_window": layer.sliding_window, "seen": layer.cumulative_length}
         return {name: x for name, x in window.items() if x is not None}, plain
     if layer.state is None:
         own = {name: x for name, x in {**window, "mask": layer.window_mask}.items() if x is not None}
-        return own, {"kind": "window", "seen": layer.seen}
+        return own, {"kind": "keys" if layer.grows else "window", "seen": layer.seen}
     entries = layer.state.state_dict()
     own = {name: x for name, x in entries.items() if isinstance(x, Tensor)}
     options = {name: x for name, x in entries.items() if not isinstance(x, Tensor)}
@@ -73,7 +77,7 @@ def _put_together(plain: dict[str, Any], own: dict[str, Tensor]) -> Layer:
             layer.state = FastmaxState.from_state_dict({**plain["options"], **own})
             layer.start(layer.state.tokens.device)
             return layer
-        layer.window_mask = own.get("mask")
+        layer.window_mask, layer.grows = own.get("mask"), plain["kind"] == "keys"
     if "keys" in own:
         layer.lazy_initialization(own["keys"], own["values"])
         layer.keys, layer.values = own["keys"], own["values"]

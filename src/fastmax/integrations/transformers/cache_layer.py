@@ -1,5 +1,6 @@
-"""FastmaxLayer: the cache of one attention layer, a state of constant size in the place of keys and values."""
+"""FastmaxLayer: the cache of one attention layer, a state of constant size instead of keys and values."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -11,10 +12,14 @@ from fastmax.nn import decoding
 from fastmax.state import FastmaxState
 
 _LAYER = "_fastmax_layer"
+_CHANGED = (
+    "this model attends with other keys or values than those that it caches (DeepSeek expands latents, DiffLlama splits the "
+    "values), or without Fastmax"
+)
 
 
 def empty_state(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> FastmaxState:
-    """For tokens like these, with the options of the calls of fastmax_attention."""
+    """Return a state for tokens like these, with the options of the calls of fastmax_attention."""
     return FastmaxState.empty(
         key.shape[0],
         key.shape[1],
@@ -31,11 +36,19 @@ def empty_state(query: Tensor, key: Tensor, value: Tensor, options: dict[str, An
 class FastmaxLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """A FastmaxState, made at the first tokens with the options of the module that they belong to.
 
-    A cache layer is asked to `update` before the attention function is called, which never sees the cache. So `update`
-    keeps nothing and returns the new keys with a reference to itself; the attention function finds it there, and the
-    tokens go to the state once, together with their mask and their decay.
+    A model calls `update` before the attention function, which never sees the cache. So `update` returns the new keys and
+    values with a reference to this layer. The attention function finds it there and hands the tokens to the state once,
+    together with their mask and their decay.
 
-    A layer that keeps softmax in a window (`configure(window=...)`) has its last keys and values here instead.
+    A layer that keeps softmax in a window (`configure(windows=...)`) has its last keys and values here instead.
+
+    Some models attend with other tensors than the ones that `update` returned: DeepSeek caches latents and expands them,
+    DiffLlama halves the values and attends twice. Such a layer keeps all keys and values, as a DynamicLayer does.
+
+    Attributes:
+        state: the sum over all tokens so far; None before the first, in a window, and where all keys are kept.
+        grows: all keys and values are kept.
+        seen: the number of tokens so far.
     """
 
     is_compileable = False
@@ -46,43 +59,69 @@ class FastmaxLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.state: FastmaxState | None = None
         self.window_mask: Tensor | None = None
+        self.grows = False
         self.seen = 0
-        self._pending = False
+        self._pending: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
-    def of(key: Tensor) -> "FastmaxLayer | None":
-        """The layer whose `update` returned these keys, if that is where they come from."""
+    def of(key: Tensor, value: Tensor) -> "FastmaxLayer | None":
+        """Return the layer whose `update` returned these keys and values. None if they are whole sequences."""
         layer = getattr(key, _LAYER, None)
-        return layer if isinstance(layer, FastmaxLayer) else None
+        if not isinstance(layer, FastmaxLayer):
+            return None
+        if layer._pending is None:
+            raise RuntimeError(
+                "attention was called twice with the same cached keys, which a Fastmax state takes once: this model shares "
+                "keys between layers or calls. Use a DynamicCache"
+            )
+        if key is layer._pending[0] and value is layer._pending[1]:
+            return layer
+        if layer._has_tokens:
+            raise RuntimeError(f"{_CHANGED}, but not at its first tokens. Use a DynamicCache")
+        return None
+
+    @property
+    def _has_tokens(self) -> bool:
+        return self.state is not None or self.keys is not None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:  # noqa: ARG002
         self.start(key_states.device)
 
     def start(self, device: torch.device) -> None:
-        """There is something in it, and that is where it is at home."""
+        """Mark the layer as in use, on this device."""
         self.device, self.is_initialized = device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        if self._pending:
-            raise RuntimeError(
-                "the keys of the last tokens never came to Fastmax attention: this model changes keys after they were cached "
-                "(as those with latent caches, DeepSeek's, do), or its attention does not run Fastmax. Use a DynamicCache"
-            )
+        self.keep_untaken()
         self.lazy_initialization(key_states, value_states)
-        self._pending = True
         self.seen += key_states.shape[-2]
-        key_states = key_states.view_as(key_states)  # not the caller's own tensor, which may go elsewhere too
-        setattr(key_states, _LAYER, self)
-        return key_states, value_states
+        if self.grows:
+            assert self.keys is not None
+            assert self.values is not None
+            self.keys = torch.cat((self.keys, key_states), -2)
+            self.values = torch.cat((self.values, value_states), -2)
+            return self.keys, self.values
+        # views: the caller's own tensors may go elsewhere too
+        self._pending = key_states.view_as(key_states), value_states.view_as(value_states)
+        setattr(self._pending[0], _LAYER, self)
+        return self._pending
+
+    def keep_untaken(self) -> None:
+        """Keep the tokens of the last `update` as keys and values, if they never came to Fastmax attention."""
+        if self._pending is None:
+            return
+        if self._has_tokens:
+            raise RuntimeError(f"{_CHANGED}, but not at its first tokens. Use a DynamicCache")
+        warnings.warn(
+            f"{_CHANGED}: its cache keeps all keys and values, and grows as a DynamicCache does", stacklevel=3
+        )
+        self.keys, self.values = self._pending
+        self._pending, self.grows = None, True
 
     def take(self) -> None:
-        """The attention function has the tokens of the last `update`; they may come once."""
-        if not self._pending:
-            raise RuntimeError(
-                "the same cached keys came to Fastmax attention twice: this model shares keys between layers. Use a "
-                "DynamicCache"
-            )
-        self._pending = False
+        """Accept that the attention function has the tokens of the last `update`."""
+        assert self._pending is not None
+        self._pending = None
 
     def attend(
         self,
@@ -94,7 +133,7 @@ class FastmaxLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         dropout: dict[str, Any],
         options: dict[str, Any],
     ) -> Tensor:
-        """Causal attention over all tokens so far. `keys` is the mask of all of them, or of the new ones."""
+        """Attend causally to all tokens so far. `keys` is the mask of all of them, or of the new ones."""
         self.take()
         if self.state is None:
             self.state = empty_state(query, key, value, options)
@@ -105,7 +144,7 @@ class FastmaxLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def extend_window(
         self, key: Tensor, value: Tensor, keys: Tensor | None, window: int
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The keys, values and mask that the new tokens may see, oldest first; the last window - 1 are kept for the next."""
+        """Return the keys, values and mask that the new tokens may see, oldest first. Keep the last window - 1 of them."""
         self.take()
         new = None if keys is None else keys[:, -key.shape[2] :]
         if self.keys is not None and self.values is not None:
@@ -131,7 +170,7 @@ class FastmaxLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
         self.state = self.keys = self.values = self.window_mask = None
-        self.seen, self._pending, self.is_initialized = 0, False, False
+        self.seen, self._pending, self.grows, self.is_initialized = 0, None, False, False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -139,12 +178,12 @@ class FastmaxLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.state is not None:
             self.state = self.state.select(indices.to(self.state.device))
-        self._map_window(lambda x: x.index_select(0, indices.to(x.device)))
+        self._map_tokens(lambda x: x.index_select(0, indices.to(x.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.state is not None:
             self.state = self.state.repeat_interleave(repeats)
-        self._map_window(lambda x: x.repeat_interleave(repeats, 0))
+        self._map_tokens(lambda x: x.repeat_interleave(repeats, 0))
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
@@ -154,7 +193,7 @@ class FastmaxLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             )
 
     def offload(self) -> None:
-        """To the CPU, as transformers asks for between two uses."""
+        """Move to the CPU, as transformers asks for between two uses."""
         self._move(torch.device("cpu"))
 
     def prefetch(self) -> None:
@@ -164,9 +203,11 @@ class FastmaxLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def _move(self, device: torch.device) -> None:
         if self.state is not None and self.state.device != device:
             self.state = self.state.to(device)
-        self._map_window(lambda x: x.to(device))
+        self._map_tokens(lambda x: x.to(device))
 
-    def _map_window(self, f: Any) -> None:
+    def _map_tokens(self, f: Any) -> None:
         self.keys, self.values, self.window_mask = (
             None if x is None else f(x) for x in (self.keys, self.values, self.window_mask)
         )
+        if self._pending is not None:
+            self._pending = f(self._pending[0]), f(self._pending[1])

@@ -76,5 +76,5 @@ def configure(
             options = AttentionOptions(normalize=own) if before is None else before.options
         if before is None or before.options != options:
             persistence.give_parameters(module, options)
-    persistence.mark(model.config, model)
+    persistence.keep_options(model)
     return chosen

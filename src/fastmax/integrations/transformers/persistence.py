@@ -1,11 +1,15 @@
-"""How a saved model remembers that it is Fastmax, and how it is refused where fastmax is missing.
+"""Entries of config.json that bring a Fastmax model back as Fastmax, and refuse it where fastmax is missing.
 
-Two entries of config.json do it. `attn_implementation` is read by transformers itself: without fastmax it does not know
-the name and raises. `quantization_config` is transformers' one public way to change a model between its construction and
-the loading of its weights: registered under the method "fastmax", it gives the attention modules their parameters, so
-that the weights find their places. Nothing is quantized, and once loaded the model does not say that it is.
+`attn_implementation` is read by transformers itself. Without fastmax it does not know the name and raises. transformers
+does not write it, so `written_entries` adds it to a config while that is saved.
+
+`quantization_config` holds what `configure` set, layer by layer. It is transformers' one public way to change a model
+between its construction and the loading of its weights: the loader registered under the method "fastmax" gives the
+attention modules their parameters, so that the weights find their places. Nothing is quantized.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -33,18 +37,18 @@ class FastmaxConfig(QuantizationConfigMixin):
         self.layers = layers or []
 
     def options(self) -> dict[str, AttentionOptions]:
-        """Of every module that was configured, by its name."""
+        """Return the options of every configured module, by its name."""
         return {name: AttentionOptions.from_dict(x["options"]) for x in self.layers for name in x["modules"]}
 
 
 class FastmaxLoader(HfQuantizer):
-    """What transformers calls while it loads a model whose config has the entry."""
+    """The hooks that transformers calls while it loads a model whose config has the entry."""
 
     requires_calibration = False
     quantization_config: FastmaxConfig
 
     def update_attn_implementation(self, config: PreTrainedConfig) -> PreTrainedConfig:
-        """It is called for what the user asked for: nothing means what the model was saved with."""
+        """Take Fastmax unless the user asked for another implementation."""
         if config._attn_implementation is None:
             config._attn_implementation = METHOD
         return config
@@ -55,9 +59,9 @@ class FastmaxLoader(HfQuantizer):
                 give_parameters(model.get_submodule(name), options)
 
     def postprocess_model(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
-        """The model is as it was before it was saved: not quantized, and with the entry in its config."""
+        """Restore the model as it was before it was saved: not quantized, and with the options in its config."""
         self.remove_quantization_config(model)  # type: ignore[no-untyped-call]
-        mark(model.config, model)
+        keep_options(model)
         return model
 
     def is_serializable(self) -> bool:
@@ -88,22 +92,39 @@ def is_ours(name: object) -> bool:
     return isinstance(name, str) and name.startswith(METHOD)
 
 
-def mark(config: PreTrainedConfig, model: nn.Module | None = None) -> None:
-    """Write both entries, so that saving the config saves them; of a model also what its modules were configured to."""
-    if not is_ours(config._attn_implementation):
-        return
-    config.attn_implementation = config._attn_implementation
-    entry = getattr(config, "quantization_config", None)
-    if entry is None or _method(entry) == METHOD:
-        config.quantization_config = FastmaxConfig(layers=_layers(model)).to_dict()
+def keep_options(model: PreTrainedModel) -> None:
+    """Write the options of all configured modules into the config of their model."""
+    layers = _layers(model)
+    if layers and not has_other_quantization(model.config):
+        model.config.quantization_config = FastmaxConfig(layers=layers).to_dict()
 
 
-def begin(config: PreTrainedConfig) -> None:
-    """A module that was not configured runs: mark its config, unless that says that every module was configured."""
-    if getattr(config, "attn_implementation", None) != config._attn_implementation:
-        mark(config)
-    entry = getattr(config, "quantization_config", None)
-    if isinstance(entry, dict) and entry.get("quant_method") == METHOD and entry["layers"]:
+@contextmanager
+def written_entries(config: PreTrainedConfig) -> Iterator[None]:
+    """Make the entries of a config agree with the attention that it asks for, while it is written to a file.
+
+    A Fastmax config gets `attn_implementation`. One that was switched back to softmax goes without the options.
+    """
+    values = vars(config)
+    if is_ours(config._attn_implementation):
+        added, removed = {"attn_implementation": config._attn_implementation}, {}
+    else:
+        entry = values.get("quantization_config")
+        added, removed = {}, {"quantization_config": entry} if _method(entry) == METHOD else {}
+    values.update(added)
+    for name in removed:
+        del values[name]
+    try:
+        yield
+    finally:
+        for name in added:
+            del values[name]
+        values.update(removed)
+
+
+def check_not_configured(config: PreTrainedConfig) -> None:
+    """Refuse to run a module without options where the config has options for its model."""
+    if _method(getattr(config, "quantization_config", None)) == METHOD:
         raise ValueError(
             "the config says how the attention of this model was configured, but its modules are new: load the model with "
             "from_pretrained, or call fastmax.integrations.transformers.configure(model, ...)"
@@ -119,10 +140,10 @@ def _method(entry: Any) -> Any:
     return entry.get("quant_method") if isinstance(entry, dict) else getattr(entry, "quant_method", None)
 
 
-def _layers(model: nn.Module | None) -> list[dict[str, Any]]:
-    """Modules with equal options together."""
+def _layers(model: nn.Module) -> list[dict[str, Any]]:
+    """Group the names of configured modules by equal options."""
     found: dict[AttentionOptions, list[str]] = {}
-    for name, module in () if model is None else model.named_modules():
+    for name, module in model.named_modules():
         child = parameters_of(module)
         if child is not None:
             found.setdefault(child.options, []).append(name)

@@ -5,19 +5,22 @@ from functools import partial
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantization_config, register_quantizer
 
-from fastmax.integrations.transformers import persistence
+from fastmax.integrations.transformers import hooks, persistence
 from fastmax.integrations.transformers.attention import attend
 from fastmax.integrations.transformers.masks import fastmax_mask
 
 NAMES = {"fastmax": 2, "fastmax1": 1}
-"""Each with the order of modules that nothing else was said for."""
+"""The order of modules that were not configured, by name."""
 
 
 def register() -> None:
-    """Make "fastmax" (order 2) and "fastmax1" (order 1) known as `attn_implementation`. To call it again does no harm.
+    """Register "fastmax" (order 2) and "fastmax1" (order 1) as values of `attn_implementation`. Later calls change nothing.
 
-    Models that rotate positions into queries and keys get normalize="rms", others the paper's standardization; the scale is
+    Models that rotate positions into queries and keys get normalize="rms", others the paper's standardization. The scale is
     1 / sqrt(D), 1 / D for odd orders. `configure` sets all this and more, layer by layer.
+
+    Two methods of transformers are wrapped, since they have no hook: configs of Fastmax models are saved with their
+    `attn_implementation`, and `generate()` takes a `FastmaxCache` for Fastmax models unless it is given another cache.
     """
     for name, order in NAMES.items():
         AttentionInterface.register(name, partial(attend, order))
@@ -25,3 +28,4 @@ def register() -> None:
     if persistence.METHOD not in AUTO_QUANTIZER_MAPPING:
         register_quantization_config(persistence.METHOD)(persistence.FastmaxConfig)
         register_quantizer(persistence.METHOD)(persistence.FastmaxLoader)
+    hooks.install()
