@@ -51,26 +51,30 @@ _SMALL = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to make one. `rotary` is what the oracle takes for given; `window` says that some layers have one."""
+    """A recipe for a tiny model. `rotary` is what the oracle assumes; with `window` some layers have a sliding window.
+
+    The products of experts have no fp64 in torch, so models that have experts are in fp32.
+    """
 
     model_type: str
     kind: str = "decoder"
     rotary: bool = False
     window: bool = False
     changes: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float64
 
     def config(self) -> Any:
         fresh = AutoConfig.for_model(self.model_type)
         known = {name for name in _SMALL if name in fresh.to_dict() or name in fresh.attribute_map}
         # of two names for one thing the one that is mapped goes
         known -= {name for name in known if fresh.attribute_map.get(name) in known}
-        config = AutoConfig.for_model(self.model_type, **{**{name: _SMALL[name] for name in known}, **self.changes})
-        config._experts_implementation = "eager"  # the others have no fp64
-        return config
+        return AutoConfig.for_model(self.model_type, **{**{name: _SMALL[name] for name in known}, **self.changes})
 
-    def build(self, implementation: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> PreTrainedModel:
+    def build(self, implementation: str, dtype: torch.dtype | None = None, seed: int = 0) -> PreTrainedModel:
         torch.manual_seed(seed)
-        model = _FACTORIES[self.kind].from_config(self.config(), attn_implementation=implementation, dtype=dtype)
+        model = _FACTORIES[self.kind].from_config(
+            self.config(), attn_implementation=implementation, dtype=dtype or self.dtype
+        )
         with torch.no_grad():  # larger than they start, so that it matters where attention looks
             for name, weight in model.named_parameters():
                 if weight.dim() == 2 and "embed" not in name and "wte" not in name:
@@ -78,7 +82,7 @@ class Architecture:
         return model.eval()
 
     def inputs(self, padding: str | None = None) -> dict[str, Tensor]:
-        """A batch of two; with `padding` ("left" or "right") the first row has three tokens that do not count."""
+        """Return a batch of two. With `padding` ("left" or "right") the first row has three tokens that do not count."""
         return _INPUTS[self.kind](padding)
 
 
@@ -127,13 +131,14 @@ ARCHITECTURES = [
         "persimmon", "phi", "gpt_neox", "starcoder2",
     )),
     Architecture("phi3", rotary=True, changes={"pad_token_id": 0}),
-    Architecture("mixtral", rotary=True),
-    Architecture("qwen3_moe", rotary=True, changes={"num_experts_per_tok": 2}),
-    Architecture("deepseek_v3", rotary=True, changes={
+    *(Architecture(name, rotary=True, changes={"num_experts_per_tok": 2}, dtype=torch.float32)
+      for name in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")),
+    Architecture("deepseek_v3", rotary=True, dtype=torch.float32, changes={
         "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
         "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
         "first_k_dense_replace": 1,
     }),
+    Architecture("diffllama", rotary=True),
     Architecture("gpt2", changes={"n_positions": 64}),
     Architecture("opt", changes={"word_embed_proj_dim": 32}),
     Architecture("mistral", rotary=True, window=True, changes={"sliding_window": None}),
@@ -163,8 +168,8 @@ ARCHITECTURES = [
 
 REFUSED = [
     Architecture("gemma2", rotary=True, changes={"layer_types": ["full_attention", "full_attention"]}),
-    Architecture("gpt_oss", rotary=True, changes={"layer_types": ["full_attention", "full_attention"]}),
-    Architecture("llama4_text", rotary=True, changes={"attention_chunk_size": 4}),
+    Architecture("gpt_oss", rotary=True, dtype=torch.float32, changes={"layer_types": ["full_attention", "full_attention"]}),
+    Architecture("llama4_text", rotary=True, dtype=torch.float32, changes={"attention_chunk_size": 4}),
     Architecture("t5", "seq2seq"),
     Architecture("mt5", "seq2seq"),
     Architecture(
@@ -174,7 +179,7 @@ REFUSED = [
 """They ask for what Fastmax cannot honour."""
 
 SOME_LAYERS = [
-    Architecture("qwen3_next", rotary=True, changes={
+    Architecture("qwen3_next", rotary=True, dtype=torch.float32, changes={
         "layer_types": ["linear_attention", "full_attention"], "num_experts_per_tok": 2, "linear_num_value_heads": 2,
         "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     }),
@@ -184,6 +189,6 @@ SOME_LAYERS = [
 
 WITHOUT = [
     *(Architecture(name, "encoder") for name in ("deberta", "deberta-v2", "mpnet", "big_bird", "longformer")),
-    *(Architecture(name) for name in ("mamba", "gptj", "falcon", "bloom", "mpt")),
+    *(Architecture(name) for name in ("mamba", "codegen", "gptj", "falcon", "bloom", "mpt")),
 ]
 """They do not use the attention interface: the name is ignored, or fails."""

@@ -27,10 +27,12 @@ def _main(result: Any) -> Tensor:
     return torch.cat([result[f"{tower}_model_output"].last_hidden_state for tower in ("text", "vision")], 1)
 
 
-def oracle_outputs(architecture: Architecture, inputs: dict[str, Tensor]) -> Tensor:
-    """Of the same weights, with dense Fastmax in the same place."""
+def oracle_outputs(architecture: Architecture, inputs: dict[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    """Return the outputs of the same weights with dense Fastmax in the same place, computed in `dtype`."""
     oracle.register_oracle()
-    model = architecture.build(oracle.NAME)
+    model: Any = architecture.build(oracle.NAME)
+    if dtype is not None and dtype != architecture.dtype:
+        model.to(dtype).set_experts_implementation("eager")
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is not None:

@@ -101,13 +101,14 @@ def test_more_queries_than_keys_are_no_causal_attention(llama: Any) -> None:
         attend(2, llama.model.layers[0].self_attn, k, k, k, None, cache=object())
 
 
-@pytest.mark.parametrize("name", ["mpnet", "mamba"])
-def test_what_ignores_the_name_is_told(name: str) -> None:
-    found = verify(BY_NAME[name].build("fastmax"), BY_NAME[name].inputs())
+@pytest.mark.parametrize(("name", "modules"), [("mpnet", 2), ("mamba", 0), ("codegen", 2), ("bloom", 2)])
+def test_models_that_ignore_the_name_are_reported(name: str, modules: int) -> None:
+    """Two of them would fail in a run, by the shape of a mask that they do not expect."""
+    found = verify(BY_NAME[name].build("fastmax"), BY_NAME[name].inputs("left"))
     assert not found.ok
-    assert len(found.ignored) == (2 if name == "mpnet" else 0)
+    assert len(found.ignored) == modules
     assert "0 layers ran Fastmax" in str(found)
-    assert ("does not use transformers' attention interface" in str(found)) == (name == "mpnet")
+    assert ("does not use transformers' attention interface" in str(found)) == (modules > 0)
 
 
 def test_leftover_multihead_attention_is_told() -> None:

@@ -23,7 +23,8 @@ MISTRAL = Architecture("mistral", rotary=True, window=True, changes={"sliding_wi
 TESTED = [
     BY_NAME[name]
     for name in (
-        "llama", "gpt2", "gpt_neox", "gemma3_text", "deepseek_v3", "bert", "modernbert", "bart", "clip", "vit", "whisper",
+        "llama", "gpt2", "gpt_neox", "gemma3_text", "deepseek_v3", "diffllama", "olmoe", "qwen2_moe", "bert", "modernbert",
+        "bart", "clip", "vit", "whisper",
     )
 ]  # fmt: skip
 """All others are in the table that tools/transformers_table.py writes."""
@@ -38,14 +39,17 @@ def test_it_is_dense_fastmax_in_the_same_place(architecture: Architecture) -> No
         found = verify(model, inputs)
         assert found.ok, found
         assert bool(found.softmax) == architecture.window
-        actual, expected = outputs(model, inputs), oracle_outputs(architecture, inputs)
+        actual, expected = outputs(model, inputs), oracle_outputs(architecture, inputs, torch.float64)
+        dense = oracle_outputs(architecture, inputs)
         if side is not None and actual.shape[1] >= inputs["attention_mask"].shape[1]:
             mask = inputs["attention_mask"].bool()
-            for x in (actual, expected):
-                x[:, : mask.shape[1]][~mask] = 0  # what padding itself gets is nobody's business
-        assert_within_budget(actual, expected, expected)
+            for x in (actual, expected, dense):
+                x[:, : mask.shape[1]][~mask] = 0  # the outputs of padding itself mean nothing
+        assert_within_budget(actual, expected, dense)
         if side is not None:
-            assert moved_by_padding(model, inputs) == 0
+            # experts add in the order of all tokens that chose them, those of padding included
+            rounding = 0 if architecture.dtype == torch.float64 else 16 * torch.finfo(torch.float32).eps
+            assert moved_by_padding(model, inputs) <= rounding * max(1.0, expected.abs().max().item())
     assert weights_without_gradient(model, architecture.inputs()) == []
 
 

@@ -1,4 +1,4 @@
-"""verify: run a model once and say what became of each of its attention layers."""
+"""verify: run a model once and report what each of its attention layers did."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from fastmax.integrations.transformers.refusals import RefusedError
 
 @dataclass(frozen=True)
 class Verification:
-    """Names of modules, by what happened to them.
+    """The attention modules of a model by name, grouped by what they did.
 
     Attributes:
         fastmax: ran Fastmax.
-        softmax: kept softmax, in a window of their own, and why.
-        refused: the layer that asked for what Fastmax cannot honour, and what that was; "" where a mask was refused before
-            any layer ran. The run ends there.
+        softmax: kept softmax, in a sliding window, with the reason.
+        refused: the layer that asked for something that Fastmax cannot honour, with the reason. The name is "" where a mask
+            was refused before any layer ran. The run ends there.
         unreached: use the attention interface, but did not run with these inputs (or not before the refusal).
-        ignored: called attention, and do not use the interface: they do what they always did.
+        ignored: are attention by their class name, and do not use the interface. A model of these alone is not run.
         multihead: nn.MultiheadAttention, which `fastmax.replace_attention` can replace.
     """
 
@@ -36,7 +36,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether every attention layer ran, by Fastmax or, where it has a window, by softmax."""
+        """True if every attention layer ran, with Fastmax or, where it has a window, with softmax."""
         return bool(self.fastmax) and not (self.refused or self.unreached or self.ignored or self.multihead)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Verification:
         lines += [f"{name or 'the mask'}: {why}" for name, why in self.refused.items()]
         for names, what in (
             (self.unreached, "did not run with these inputs"),
-            (self.ignored, "does not use transformers' attention interface, so it is unchanged"),
+            (self.ignored, "does not use transformers' attention interface, so Fastmax cannot be put there"),
             (self.multihead, "is an nn.MultiheadAttention: fastmax.replace_attention(model) replaces it"),
         ):
             lines += [f"{name}: {what}" for name in names]
@@ -53,20 +53,25 @@ class Verification:
 
 
 def verify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Verification:
-    """Run `model(**inputs)` once, without gradients and in evaluation mode, and see which layers ran Fastmax."""
+    """Run `model(**inputs)` once, without gradients and in evaluation mode, and report which layers ran Fastmax.
+
+    A model in which no module uses transformers' attention interface is not run: it could fail by a mask that is not the one
+    that it expects. Errors of the model itself pass through.
+    """
     training = model.training
     refused: dict[str, str] = {}
     names = {module: name for name, module in model.named_modules()}
+    known = dict(attention_modules(model))
     try:
         with record.recording() as calls, torch.no_grad():
             model.eval()  # type: ignore[no-untyped-call]
-            model(**inputs)
+            if known:
+                model(**inputs)
     except RefusedError as error:
         asked = [names[module] for module, what in calls.items() if what == record.REFUSED]
         refused[asked[0] if asked else ""] = str(error)
     finally:
         model.train(training)
-    known = dict(attention_modules(model))
     done = {names[module]: what for module, what in calls.items()}
     return Verification(
         fastmax=tuple(name for name, what in done.items() if what == record.FASTMAX),
@@ -79,7 +84,10 @@ def verify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Verification:
 
 
 def _ignored(model: nn.Module, known: set[str]) -> list[str]:
-    """The innermost modules that are called attention, unless they are, hold or are part of one that uses the interface."""
+    """Return the innermost modules with attention in their class name, without those that use the interface.
+
+    A module that holds or is part of one that uses the interface is left out too.
+    """
     called = [
         name
         for name, module in model.named_modules()
