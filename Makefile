@@ -1,5 +1,5 @@
 # Every target sets up .venv by itself; nothing else on the machine is touched.
-.PHONY: demo test test-generic test-triton test-gpu check format docs package bench sanitize fuzz clean
+.PHONY: demo test test-slow coverage test-generic test-triton test-gpu check format docs package bench sanitize fuzz clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -22,14 +22,23 @@ demo: $(STAMP)  ## the paper's experiments in miniature on this machine, and the
 	$(BIN)/fastmax-lab reproduce --budget quick --out out/quick
 	$(BIN)/fastmax-lab report out/quick
 
-test: $(STAMP)  ## all tests, with the coverage that must hold
-	$(BIN)/python -m pytest --numprocesses 2 --cov --cov-fail-under 95
+# Each worker starts with one half of the tests in order, and shares fixtures; one that is done takes over from the other.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+test: $(STAMP)  ## the tests, in minutes; with what takes many seconds each left out
+	$(PYTEST)
+
+test-slow: $(STAMP)  ## the slow tests: compilers, trainings, conversions, a browser, several processes
+	$(PYTEST) --slow -m slow
+
+coverage: $(STAMP)  ## the tests, with the coverage that must hold; tracing takes half as long again
+	$(PYTEST) --cov --cov-fail-under 95
 
 test-generic: $(STAMP)  ## on a machine without our instruction levels: the kernel, the definition, the layers, the states, the command
-	$(BIN)/python -m pytest --numprocesses 2 tests/backends tests/nn tests/state tests/test_*.py
+	$(PYTEST) tests/backends tests/nn tests/state tests/test_*.py
 
 test-triton: $(STAMP)  ## the whole suite of the Triton backend in Triton's interpreter, all kernels compiled for all targets: a quarter of an hour of CPU time
-	$(BIN)/python -m pytest --numprocesses 2 --interpreted -m interpreted tests/backends
+	$(PYTEST) --interpreted -m interpreted tests/backends
 
 test-gpu: $(STAMP)  ## on a machine with a GPU: every backend there; ends in a line to report (docs/gpu.md)
 	$(BIN)/python -m pytest -m gpu --gpu-report tests

@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--interpreted", action="store_true", help="the whole suite of the Triton backend in Triton's interpreter"
     )
+    parser.addoption("--slow", action="store_true", help="the slow tests, too")
     parser.addoption("--wheel", help="the wheel that `make package` has built: the tests of it")
     parser.addoption("--gpu-report", action="store_true", help="end with a line that says what ran on which GPU")
 
@@ -36,8 +37,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Unless they are asked for, what the interpreter would take too long for is left out, and what needs a wheel."""
-    markers = {"interpreted": "--interpreted", "packaged": "--wheel"}
+    """Deselect the tests that need an option which was not given."""
+    markers = {"interpreted": "--interpreted", "packaged": "--wheel", "slow": "--slow"}
     out = [marker for marker, option in markers.items() if not config.getoption(option)]
     left = [item for item in items if any(item.get_closest_marker(marker) for marker in out)]
     items[:] = [item for item in items if item not in left]

@@ -65,7 +65,7 @@ def _fresh_compiler() -> Any:
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compile_with_a_dynamic_length(backend: str, compiler: str) -> None:
     """One graph for every length, forward and backward."""
 

@@ -24,6 +24,7 @@ def char_lm() -> ModuleType:
     return example("char_lm")
 
 
+@pytest.mark.slow
 def test_the_text_is_made_up_and_softmax_is_compared_with() -> None:
     pytest.importorskip("fastmax_lab")
     done = run("char_lm.py", *TINY, "--compare", "--sample", "40")
@@ -37,6 +38,7 @@ def test_the_text_is_made_up_and_softmax_is_compared_with() -> None:
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1], "one seed, one text"
 
 
+@pytest.mark.slow
 def test_a_text_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("äbc " * 100 + "only here: xyz", encoding="utf-8")

@@ -95,6 +95,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_stories_and_lora(
     example: Any, stories: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +126,7 @@ def test_stories_and_lora(
     assert found["fastmax"]["saved_loaded_merged_apart"] < 1e-4
 
 
+@pytest.mark.slow
 def test_minilm(example: Any, text: Path, tokenizer: BertTokenizer, tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = BertConfig(
@@ -146,6 +148,7 @@ def test_minilm(example: Any, text: Path, tokenizer: BertTokenizer, tmp_path: Pa
     assert found["run"]["order"] == 4
 
 
+@pytest.mark.slow
 def test_smollm2(example: Any, text: Path, tokenizer: BertTokenizer, tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -24,6 +24,7 @@ def test_there_are_two() -> None:
     assert {path.name for path in EXAMPLES.glob("*.ipynb")} == set(TINY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_it_runs(name: str, tmp_path: Path) -> None:

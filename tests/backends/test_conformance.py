@@ -239,7 +239,7 @@ def test_the_future_does_not_leak(variant: Variant, decays: bool, mode: str | No
     for workers in variant.workers(1, 3):
         with threads(workers):
             before = everything(variant, make(q, k, v, log_decay=decay if decays else None, **options))["o"]
-            for i in (0, 15, 63, 64, 128, 200, 298):
+            for i in (0, 15, 64, 200):
                 changed = [x.clone() for x in (q, k, v)]
                 for x in changed:
                     x[..., i + 1 :, :] = 1e4 * randn(1, 1, 299 - i, 24)

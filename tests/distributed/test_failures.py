@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 WORDS = "waited for the others in vain: one of them has died, is cut off"
 PATIENCE = 300  # seconds until a test gives up: the machine may be busy

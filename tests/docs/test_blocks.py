@@ -15,6 +15,8 @@ NOT_RUN: dict[str, int] = {}
 """Pages with blocks that cannot run here, and how many; each block says why."""
 PROCESSES = "docs/distributed.md"
 """Its blocks are for two processes."""
+SLOW = ("docs/tutorial.md", "docs/transformers.md", "docs/convert.md", "docs/exporting.md")
+"""Their blocks train, compile or export for more than a few seconds."""
 
 
 def blocks_that_run(page: str) -> list[str]:
@@ -46,7 +48,13 @@ def tiny_language_model(folder: Path) -> dict[str, Any]:
 GIVEN = {"docs/transformers.md": tiny_language_model, "docs/convert.md": tiny_language_model}
 
 
-@pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS if block.runs} - {"README.md", PROCESSES}))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
+        for page in sorted({block.page for block in BLOCKS if block.runs} - {"README.md", PROCESSES})
+    ],
+)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own compiler
 @pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")
 def test_the_blocks_of_a_page_run_in_order(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +70,7 @@ def test_each_block_of_the_readme_runs_alone(block: str, tmp_path: Path, monkeyp
     exec(compile(block, "README.md", "exec"), {})
 
 
+@pytest.mark.slow
 def test_the_blocks_for_two_processes(tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text("\n".join(block.code for block in BLOCKS if block.page == PROCESSES and block.runs))

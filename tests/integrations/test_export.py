@@ -33,6 +33,7 @@ def example(tokens: int) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the exporter's own
 @pytest.mark.parametrize(("name", "output"), [("bert", "last_hidden_state")])
 def test_a_model_leaves_pytorch(name: str, output: str, tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_without_fastmax_it_does_not_load(saved: Path) -> None:
     """The process has not registered fastmax, as on a machine without it."""
     script = """

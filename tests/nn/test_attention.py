@@ -201,9 +201,17 @@ def test_a_query_that_sees_nothing_gets_the_bias() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"add_bias_kv": True}, {"rotary": True, "num_kv_heads": 2, "learn_scale": True}], ids=str
+    ("options", "causal"),
+    [
+        ({"rotary": True, "num_kv_heads": 2, "learn_scale": True}, True),
+        pytest.param({"rotary": True, "num_kv_heads": 2, "learn_scale": True}, False, marks=pytest.mark.slow),
+        pytest.param({}, True, marks=pytest.mark.slow),
+        pytest.param({}, False, marks=pytest.mark.slow),
+        pytest.param({"add_bias_kv": True}, True, marks=pytest.mark.slow),
+        pytest.param({"add_bias_kv": True}, False, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 def test_compiled_in_one_graph(options: dict[str, Any], causal: bool) -> None:
     torch.compiler.reset()  # recompilations are counted over all tests
     m, x = layer(dtype=torch.float32, **options), torch.randn(B, L, E)

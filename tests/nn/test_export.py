@@ -21,6 +21,10 @@ KINDS: dict[str, dict[str, Any]] = {
 CALLS: dict[str, dict[str, Any]] = {"unmasked": {}, "causal": {"is_causal": True}, "weights": {"need_weights": True}}
 
 
+QUICK = (("plain", "unmasked"), ("gated", "causal"))
+"""The others take seconds each to compile."""
+
+
 class SelfAttention(nn.Module):
     def __init__(self, options: dict[str, Any], call: dict[str, Any]) -> None:
         super().__init__()
@@ -74,7 +78,14 @@ def test_traced(options: dict[str, Any], call: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("kind", "call"),
     # weights come from attention_matrix, which takes long to compile and knows nothing of rotations and groups
-    [(kind, call) for kind in KINDS for call in CALLS if call != "weights" or kind in ("plain", "learned decay")],
+    [
+        pytest.param(
+            kind, call, marks=[] if (kind, call) in (("plain", "unmasked"), ("gated", "causal")) else pytest.mark.slow
+        )
+        for kind in KINDS
+        for call in CALLS
+        if call != "weights" or kind in ("plain", "learned decay")
+    ],
 )
 def test_compiled_in_one_graph_with_dynamic_sizes(kind: str, call: str) -> None:
     torch.compiler.reset()

@@ -318,6 +318,7 @@ def test_single_precision_is_that_of_the_dense_form(kind: str, head_dim: int) ->
         torch.testing.assert_close(state.log_decay, bounded(log_decay).double().sum(2))
 
 
+@pytest.mark.slow
 def test_a_step_compiles_in_one_graph() -> None:
     torch.compiler.reset()
     q, k, v = tokens()

@@ -73,6 +73,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [("killed", -signal.SIGKILL), ("writing", -signal.SIGKILL), ("exit", 9)])
 def test_decoding_goes_on_where_a_killed_process_stopped(tmp_path: Path, how: str, code: int) -> None:
     whole = decode(torch.tensor([3]), new_state(), 24)
