@@ -1,8 +1,8 @@
 """Train a small character model with Fastmax attention on a text, and let it write.
 
-python examples/char_lm.py                        # on a text that it makes up itself, in about a minute
+python examples/char_lm.py                        # on a text that it makes up, pieces of 2,048 characters
 python examples/char_lm.py --compare              # the same with softmax (needs the lab: pip install ./lab)
-python examples/char_lm.py --text my.txt --steps 2000 --layers 4 --width 256 --length 256
+python examples/char_lm.py --text my.txt --steps 2000 --layers 4 --width 256 --batch 4
 torchrun --nproc-per-node 2 examples/char_lm.py --context-parallel 2 --checkpoint run   # each sequence over two processes
 
 Under torchrun, the processes form a mesh: `--context-parallel` of them share each sequence, and the groups share the batch.
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from math import cos, pi
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import torch
 from torch import Tensor, distributed
@@ -191,7 +191,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameter_groups(0.1), args.lr, betas=(0.9, 0.95))
     checkpoints = Checkpoints(args.checkpoint, model, optimizer)
     chance = torch.Generator().manual_seed(args.seed)
-    warmup, start, first = max(1, args.steps // 20), perf_counter(), checkpoints.resume()
+    warmup, start, first = max(1, args.steps // 20), process_time(), checkpoints.resume()
     for _ in range(first):  # the batches before
         batch_of(text, args.batch, args.length, chance)
     model.train()
@@ -215,8 +215,8 @@ def train(
             checkpoints.save(step + 1)
     shown = mean_over(mesh, loss)
     if speaks() and first < args.steps:
-        seconds = perf_counter() - start
-        print(f"{attention}: training loss {shown:.3f} after {args.steps:,} steps, {seconds:.0f} s")
+        seconds = process_time() - start
+        print(f"{attention}: training loss {shown:.3f} after {args.steps:,} steps, {seconds:.0f} processor seconds")
     return parallelize(model, None)
 
 
@@ -226,9 +226,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--compare", action="store_true", help="train softmax too, from the same seed; it is in the lab"
     )
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=128, help="characters per training piece")
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--length", type=int, default=2048, help="characters per training piece")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--heads", type=int, default=4)
