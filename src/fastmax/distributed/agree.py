@@ -17,7 +17,7 @@ _FINE, _REFUSED = 1, 0
 
 
 class Statement(NamedTuple):
-    """What a rank says of its call: what all must have in common, or why it refuses; and what may differ, in numbers."""
+    """The statement of a rank about its call: what must be equal on all ranks, or its refusal, and its lengths."""
 
     common: dict[str, Any]
     refusal: str | None
@@ -35,7 +35,7 @@ class Agreement:
         self.answers, self.works = start_gather(numbers, group)
 
     def wait(self) -> list[tuple[int, ...]]:
-        """The counts of every rank; ValueError on all of them if one refuses or two differ."""
+        """Return the counts of every rank. Every rank raises ValueError if one refuses or two differ."""
         wait_for(self.works, self.group)
         found = torch.stack(self.answers).tolist()
         if any(state != _FINE for state, *_ in found) or len({digest for _, digest, *_ in found}) > 1:
@@ -46,7 +46,7 @@ class Agreement:
 
 
 def disagreement(said: list[Statement]) -> str:
-    """The same words on every rank: who refuses, else where they differ."""
+    """Return one message for every rank: which ranks refuse, else where they differ."""
     refusals = {rank: statement.refusal for rank, statement in enumerate(said) if statement.refusal is not None}
     if refusals:
         reasons = sorted(set(refusals.values()), key=list(refusals.values()).index)

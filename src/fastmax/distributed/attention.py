@@ -313,7 +313,7 @@ def _bind(given: Given, options: Options, cu_seqlens: tuple[Tensor, Tensor] | No
 
 
 def _common(bound: _Bound, given: Given, options: Options) -> dict[str, Any]:
-    """What must be equal on all ranks: everything but the lengths and what the tensors hold."""
+    """Return what must be equal on all ranks: everything but the lengths and the contents of tensors."""
     call, graded = bound.call, torch.is_grad_enabled()
     tensors = {name: x for name, x in given._asdict().items() if isinstance(x, Tensor) and name != "attn_mask"}
     return {
@@ -333,7 +333,7 @@ def _summary(ends: layout.Ends) -> str:
 
 
 def _check_cut(bound: _Bound, queries: list[int], keys: list[int]) -> None:
-    """What depends on the lengths of all ranks, which all know by now, so that all refuse."""
+    """Check what depends on the lengths of all ranks. All ranks know these, so all of them raise."""
     if bound.ends is not None:
         validation.cu_seqlens("cu_seqlens_q", bound.ends[0], sum(queries))
         validation.cu_seqlens("cu_seqlens_k", bound.ends[1], sum(keys))

@@ -16,7 +16,7 @@ class Unwrapped(NamedTuple):
     query: DTensor
 
     def wrap(self, o: Tensor) -> DTensor:
-        """As the queries are sharded."""
+        """Return `o` as a DTensor that is sharded like the queries."""
         shape = (*self.query.shape[:-1], o.shape[-1])
         strides = [1]
         for size in reversed(shape[1:]):
@@ -69,7 +69,7 @@ def unwrap(
 
 
 def _local(x: DTensor, query: DTensor) -> Tensor:
-    """Where a tensor is the same on ranks that have different tokens or examples, each finds a part of its gradient."""
+    """Return the local part; ranks that share a replicated tensor each compute a part of its gradient."""
     grads: list[Placement] = [
         Partial() if isinstance(own, Replicate) and isinstance(of_query, Shard) else own
         for own, of_query in zip(x.placements, query.placements, strict=True)

@@ -1,7 +1,7 @@
-"""Where the sums of the ranks meet: three ways, by what a query may see.
+"""The exchange of sums between ranks, in three ways that differ in what a query may see.
 
 total      everything, without decay: one sum over all ranks, which every query reads
-causal     what came before: an exclusive scan, and the local op from the state that arrives
+causal     the tokens before: an exclusive scan, and the local op from the state that arrives
 both ways  packed sequences that are not causal, and decay in both directions: a scan from each end
 """
 
@@ -40,7 +40,7 @@ class Problem:
 
     @property
     def anchors(self) -> tuple[Tensor, ...]:
-        """What only one rank makes its sum of, though all may differentiate it."""
+        """Return the tensors that only one rank sums but all ranks may differentiate."""
         return () if self.initial is None else (self.initial,)
 
     @property
@@ -52,7 +52,7 @@ class Problem:
 
 
 def together(problem: Problem, return_state: bool) -> Result:
-    """o of this rank's queries, and the state after everything, if asked for, on every rank."""
+    """Return o of this rank's queries and, if asked for, the state after all tokens, on every rank."""
     call = problem.call
     if call.options.is_causal:
         o, state = causal(problem, return_state)
@@ -69,7 +69,7 @@ def together(problem: Problem, return_state: bool) -> Result:
 
 
 def causal(problem: Problem, return_state: bool) -> Result:
-    """The local op from the state that arrives, which only the sequence that came in over the border reads."""
+    """Run the local op from the state that arrives. Only the sequence that crosses the left border reads it."""
     call, attend, shard = problem.call, problem.attend, problem.shard
     head, tail = _head(call, shard), _tail(call, shard)
     own = local.state_of(tail, attend, _start_of_tail(problem, shard))
@@ -103,7 +103,7 @@ def causal(problem: Problem, return_state: bool) -> Result:
 
 
 def both_ways(problem: Problem, return_state: bool) -> Result:
-    """The local op, merged with what is read from the states that arrive from the left and from the right."""
+    """Run the local op and merge it with reads of the states that arrive from the left and from the right."""
     call, attend, shard = problem.call, problem.attend, problem.shard
     head, tail = _head(call, shard), _tail(call, shard)
     through = _through(call, shard)
@@ -169,14 +169,14 @@ def _tail(call: Call, shard: Shard) -> Call:
 
 
 def _through(call: Call, shard: Shard) -> Tensor | None:
-    """The log_decay of what goes through this shard, (B, Hkv): -inf where nothing does; None if everything does, whole."""
+    """Return the log_decay of what passes through this shard, (B, Hkv): -inf if nothing does, None if all does unfaded."""
     if shard.through:
         return None if call.log_decay is None and shard.ends is None else local.total_decay(call)
     return local.total_decay(call).detach().fill_(-torch.inf)
 
 
 def _start_of_tail(problem: Problem, shard: Shard) -> Tensor | None:
-    """What came before the sequence that goes on to the right, if its first token is here."""
+    """Return the state before the sequence that continues on the right, if its first token is on this rank."""
     if problem.initial is None:
         return None
     if shard.ends is None:
@@ -185,7 +185,7 @@ def _start_of_tail(problem: Problem, shard: Shard) -> Tensor | None:
 
 
 def _initial_of(problem: Problem, sequences: tuple[int, ...], *, without_first: bool = False) -> Tensor | None:
-    """The rows of these; zeros for the first, if what came before it is elsewhere."""
+    """Return the rows of these sequences, with zeros for the first if its state is on another rank."""
     if problem.initial is None:
         return None
     rows = problem.initial[list(sequences[1 if without_first else 0 :])]

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def group_of(mesh: DeviceMesh | ProcessGroup | None) -> ProcessGroup:
-    """The group of a one-dimensional mesh, or the group itself, if this process is in it."""
+    """Return the group of a one-dimensional mesh, or the group itself, if this process is in it."""
     if not distributed.is_available() or not distributed.is_initialized():
         raise ValueError(
             "context parallelism needs a process group: start the program with torchrun and call "

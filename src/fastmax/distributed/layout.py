@@ -1,4 +1,4 @@
-"""Which tokens a rank has, and which of them belong to sequences that cross its borders."""
+"""The tokens of each rank, and the sequences that cross its borders."""
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Shard:
 
     @property
     def begun(self) -> slice:
-        """Of the sequences here, those whose first token is here."""
+        """The sequences of this shard whose first token is on this rank."""
         return slice(1 if self.head else 0, len(self.sequences))
 
 
@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
 
 def spans(lengths: list[int]) -> list[Span]:
-    """Of contiguous shards of these lengths, rank by rank."""
+    """Return the span of each rank for contiguous shards of these lengths."""
     found, start = [], 0
     for length in lengths:
         found.append(Span(start, start + length))
@@ -42,7 +42,7 @@ def spans(lengths: list[int]) -> list[Span]:
 
 
 def whole(tokens: int) -> Shard:
-    """Of a sequence that is not packed."""
+    """Return the shard of a sequence that is not packed."""
     return Shard(tokens, tokens, tokens, through=True)
 
 
@@ -56,7 +56,7 @@ def packed(span: Span, ends: Ends) -> Shard:
 
 
 def present(span: Span, ends: Ends) -> tuple[int, ...]:
-    """The numbers of the sequences that have tokens in the span."""
+    """Return the indices of the sequences that have tokens in the span."""
     first, last = bisect_right(ends, span.start) - 1, bisect_left(ends, span.stop)
     return tuple(i for i in range(max(first, 0), last) if max(ends[i], span.start) < min(ends[i + 1], span.stop))
 
@@ -68,7 +68,7 @@ def local_ends(span: Span, ends: Ends, sequences: tuple[int, ...]) -> Ends:
 
 
 def _sequence_across(place: int, ends: Ends) -> int | None:
-    """The sequence that has tokens on both sides of a border."""
+    """Return the sequence that has tokens on both sides of a border, or None."""
     i = bisect_right(ends, place) - 1
     return None if not 0 < place < ends[-1] or ends[i] == place else i
 

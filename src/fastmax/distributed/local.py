@@ -19,7 +19,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def tokens(call: Call, start: int, stop: int, ends: Ends | None = None) -> Call:
-    """The call for some tokens of self attention, packed by `ends` if there are."""
+    """Return the call restricted to some tokens of self attention, packed by `ends` if given."""
     at = slice(start, stop)
     cu = None if ends is None else torch.tensor(ends, dtype=torch.int64, device=call.q.device)
     return replace(
@@ -36,7 +36,7 @@ def tokens(call: Call, start: int, stop: int, ends: Ends | None = None) -> Call:
 
 
 def state_of(call: Call, attend: Attend, before: Tensor | None = None) -> Tensor:
-    """The sum over the keys of a call, and over those before it, faded to the last: a call without queries."""
+    """Return the sum over the keys of a call and over those before it, faded to the last key, by a call without queries."""
     cu = call.cu_seqlens_k
     found = replace(
         call,
@@ -49,7 +49,7 @@ def state_of(call: Call, attend: Attend, before: Tensor | None = None) -> Tensor
 
 
 def state_from_the_right(call: Call, attend: Attend) -> Tensor:
-    """The sum over the keys as the tokens before the first of them see it: key j faded by the decays of all up to its own."""
+    """Return the sum over the keys as seen from the left: key j is faded by all decays up to its own."""
     if call.log_decay is None or call.k.shape[2] == 0:
         return state_of(call, attend)
     # Reversed, a key fades by the decays after its own: moved on by one its own is among them, and the first one left over.
@@ -67,13 +67,13 @@ def total_decay(call: Call) -> Tensor:
 
 
 def own_pair(call: Call, attend: Attend) -> Pair:
-    """o and g over the keys of the call itself."""
+    """Return o and g over the keys of the call itself."""
     o, g, _ = attend(replace(call, options=call.options._replace(return_state=False, out_dtype=call.dtype)))
     return o, g
 
 
 def read_pair(call: Call, state: Tensor, attend: Attend, fade: Tensor | None = None) -> Pair:
-    """o and g over the keys in a state alone, which has faded by exp(`fade`), (B, Hkv, Nq), for each query."""
+    """Return o and g over the keys in a state that has faded by exp(`fade`), (B, Hkv, Nq), for each query."""
     batch, heads = call.k.shape[:2]
     reading = replace(
         call,
@@ -109,7 +109,7 @@ def padded(pair: Pair, before: int, after: int) -> Pair:
 
 
 def may_overlap(call: Call) -> bool:
-    """Whether the local part is dense, and so costs the same alone as together with a state that is read.
+    """Return True if the local part is dense, so that computing it apart from the state costs nothing more.
 
     In the factorized form a second reading would cost more than an exchange takes. Pairs are merged by their g, which must
     not vanish: that of odd orders can.

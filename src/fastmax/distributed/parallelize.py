@@ -64,13 +64,13 @@ def _refusal(layers: list[Any]) -> str | None:
 
 
 class Sharded:
-    """What `fastmax.nn.sharded.Sequence` asks for, by the processes of a group."""
+    """The sequence of `fastmax.nn.sharded.Sequence`, shared by the processes of a group."""
 
     def __init__(self, group: ProcessGroup, check: bool = True) -> None:
         self.group, self.check = group, check
 
     def __deepcopy__(self, _: dict[int, Any]) -> Self:
-        """A copy of a model is one for the same processes."""
+        """Return itself: the copy of a model runs on the same processes."""
         return self
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **options: Any) -> Tensor:
@@ -92,7 +92,7 @@ class Sharded:
         return [sum(of_rank[i] for of_rank in before) for i in range(len(lengths))]
 
     def before(self, x: Tensor, count: int) -> Tensor:
-        """From as many shards before as it takes: each hands on its last `count` tokens, or all that it has."""
+        """Return the `count` tokens before this shard. Each rank sends its last `count` tokens, or all that it has."""
         kept = min(count, x.shape[1])
         ends: Tensor = Gathered.apply(  # type: ignore[no-untyped-call]
             self.group, nn.functional.pad(x[:, x.shape[1] - kept :], (0, 0, count - kept, 0))
@@ -102,7 +102,7 @@ class Sharded:
         return torch.cat((ends[0][:, :count] * 0, *tokens), 1)[:, -count:] if count else x[:, :0]
 
     def _lengths(self, own: tuple[int, ...], device: torch.device) -> list[tuple[int, ...]]:
-        """Of the shards of all ranks."""
+        """Return the lengths of the shards of all ranks."""
         if not self.check:
             return [own] * self.group.size()
         return Agreement(Statement({}, None, own), self.group, device).wait()

@@ -24,12 +24,12 @@ SMALL = 1 << 20
 
 
 def rounds(world: int) -> int:
-    """Of the log-step scan: one to move on by one rank, then as many as doublings reach over the others."""
+    """Return the rounds of the log-step scan: one to move on by one rank, then one per doubling of the reach."""
     return 1 + max(0, world - 2).bit_length()
 
 
 def gathers(world: int, size: int) -> bool:
-    """Whether to gather all states of `size` bytes: what a rank receives, (world - 1) of them, against one per round."""
+    """Return True if gathering all states of `size` bytes is cheaper than a scan with one state per round."""
     return world - 1 <= rounds(world) or (world - 1) * size <= SMALL
 
 
@@ -55,7 +55,7 @@ class Scan:
             self.arrived, self.works = self._round(self.own, 1, first=0)
 
     def wait(self) -> Tensor:
-        """What arrives at this rank."""
+        """Return the state that arrives at this rank."""
         wait_for(self.works, self.group)
         if self.gathered:
             ordered = self.room[::-1] if self.reverse else self.room
@@ -89,7 +89,7 @@ class Scan:
         return self.world - 1 - place if self.reverse else place
 
     def _then(self, before: Tensor, after: Tensor) -> Tensor:
-        """Of two neighbours one: (a, S) and then (a', S') are (a + a', exp(a') S + S')."""
+        """Merge two neighbours: (a, S) followed by (a', S') is (a + a', exp(a') S + S')."""
         (state, log_decay), (later, its_decay) = self._split(before), self._split(after)
         parts = [(_faded(state, its_decay) + later).flatten()]
         if log_decay is not None and its_decay is not None:
@@ -119,8 +119,11 @@ class Carry:
         self.back: tuple[Scan, Tensor] | None = None
 
     def send(self, state: Tensor, log_decay: Tensor | None, *anchors: Tensor) -> Tensor:
-        """Starts. Returns what `receive` takes. If an anchor has gradients, so has the exchange: all ranks must take part
-        in the backward pass or none, even if only one rank made its sum from that tensor."""
+        """Start the exchange and return what `receive` takes.
+
+        If an anchor has gradients, the exchange has them on every rank: all ranks must take part in the backward pass or
+        none, even if only one rank made its sum from that tensor.
+        """
         ticket: Tensor = _Send.apply(self, state, log_decay, *anchors)  # type: ignore[no-untyped-call]
         return ticket
 
@@ -182,7 +185,7 @@ class Total(torch.autograd.Function):
 
 
 class FromLast(torch.autograd.Function):
-    """What the last rank has, on every rank; its gradient is the sum of all."""
+    """The tensor of the last rank, on every rank. Its gradient is the sum over all ranks."""
 
     @staticmethod
     def forward(ctx: Any, group: ProcessGroup, x: Tensor) -> Tensor:

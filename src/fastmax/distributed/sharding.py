@@ -1,7 +1,7 @@
-"""How the op is sharded when its tensors are DTensors: by batch and by heads without communication, by tokens not at all.
+"""The sharding rules of the op on DTensors: by batch and by heads without communication, by tokens not at all.
 
-Importing this module registers it. A sequence that is sharded goes through `context_parallel_attention`; the op itself, when
-called with such DTensors, has them gathered first, as DTensor does where no rule fits.
+Importing this module registers them. A sequence that is sharded goes through `context_parallel_attention`. If the op itself
+is called with such DTensors, DTensor gathers them first, as it does where no rule fits.
 """
 
 from typing import Any
@@ -26,14 +26,14 @@ def _given(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _dims(given: dict[str, Any]) -> list[int]:
-    """By which dimensions a call may be cut, and every part computed alone, to the same numbers."""
+    """Return the dimensions by which a call may be cut into parts that are computed alone, with equal numbers."""
     if given["dropout_seed"] is not None:  # masks are a function of the place in the whole batch
         return []
     return [_HEADS] if given["cu_seqlens_q"] is not None else [_BATCH, _HEADS]
 
 
 def _placement(name: str, x: Any, dim: int) -> Placement | None:
-    """Of one tensor of a call that is cut by a dimension."""
+    """Return the placement of one tensor of a call that is cut by a dimension."""
     if x is None:
         return None
     if name in _EVERYWHERE or len(x.shape) < 2 or (name == "key_mask" and dim == _HEADS and x.shape[1] == 1):

@@ -13,7 +13,7 @@ __all__ = ["backward", "can_step", "describe", "forward", "prepare_step", "unsup
 
 
 def describe() -> str:
-    """The version of Triton, and where the kernels have run; or why the backend is missing."""
+    """Return the version of Triton and where the kernels have run, or why the backend is missing."""
     version = device.triton_version()
     if version is None:
         return "missing: triton is not installed; the CUDA and ROCm builds of torch bring it"
@@ -56,7 +56,7 @@ def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads:
-    """The gradients of the raw inputs."""
+    """Return the gradients of the raw inputs."""
     out = InputGrads.empty(call)
     arch = device.architecture(call.q.device)
     for part in parts(call, plan, arch):

@@ -64,7 +64,7 @@ def backward(work: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGra
 def _centres(
     work: Work, keys: Side, span: Span, values: Values, state: Tensor | None, *, needed: bool
 ) -> Centres | None:
-    """Of the keys that are in the state, or of the first ones; then the values are centred too. None: no sum is taken."""
+    """Return the means of the keys in the state, else of the first keys, and of their values; None if no sum is taken."""
     if work.dense and state is None and not needed:
         return None
     if state is None:
@@ -79,7 +79,7 @@ def _summed(
     work: Work, side: Side, span: Span, values: Values, centres: Centres | None, start: Tensor | None, *, total: bool,
     chunks: bool = True,
 ) -> tuple[Sums | None, Tensor | None]:  # fmt: skip
-    """The sums that the other side reads in this span, and the `total` in the public order; None where not needed."""
+    """Return the sums that the other side reads in this span, and `total` in the public order; None where not needed."""
     stored = chunks and work.is_causal and (work.stores_chunks or start is not None)
     total_is_read = chunks and not work.is_causal and not work.dense
     if centres is None or not (stored or total or total_is_read):

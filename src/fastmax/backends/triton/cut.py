@@ -1,4 +1,4 @@
-"""How a call is cut: the dtype of its products, its tiles, the shape of its state, and parts that fit into memory."""
+"""The cut of a call: the dtype of its products, its tiles, the shape of its state, and parts that fit into memory."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,7 +29,7 @@ class Cut(NamedTuple):
 
     @property
     def slot_bytes(self) -> int:
-        """Of the state of one key head at one chunk."""
+        """The bytes of the state of one key head at one chunk."""
         return self.shape.rows * self.shape.dv * self.products.dtype.itemsize + 4 * self.shape.column
 
 

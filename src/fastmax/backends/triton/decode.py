@@ -103,7 +103,7 @@ class PreparedStep:
         return out
 
     def _folded(self, recent_count: int, fold: int) -> int:
-        """How many recent tokens are left; these move up."""
+        """Fold the oldest tokens into the sum, move the others up, and return how many are left."""
         from fastmax.backends.triton.kernels.fold import fold as kernel
 
         assert self._total is not None

@@ -14,7 +14,7 @@ INTERPRETED = "sm_80"
 
 
 def is_interpreting() -> bool:
-    """Whether Triton runs kernels on the CPU (TRITON_INTERPRET=1, for tests). Does not import it."""
+    """Return True if Triton runs kernels on the CPU (TRITON_INTERPRET=1, for tests). Does not import Triton."""
     triton = sys.modules.get("triton")
     return triton is not None and bool(triton.knobs.runtime.interpret)
 

@@ -11,7 +11,7 @@ from fastmax.decay import bounded, wide
 
 
 class Fading(NamedTuple):
-    """Of tokens t of a chunk, (B, Hkv, N): c_t is the sum of log_decay from its start to t."""
+    """The decays inside a chunk, (B, Hkv, N): c_t is the sum of log_decay from the start of the chunk to token t."""
 
     high: Tensor  # c_t, the part of it that a float has
     low: Tensor  # and the rest

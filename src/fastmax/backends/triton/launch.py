@@ -22,7 +22,7 @@ def rows_of(channels: int) -> int:
 
 
 class Values(NamedTuple):
-    """What is summed with phi: [v, 1] of keys, w of queries. `of_state`: as states have them, centred and faded.
+    """The values that are summed with phi: [v, 1] of keys, or w of queries; `of_state`: centred and faded, for states.
 
     Queries add f(b) and f'(b) times their values to the sums of degree 0 and 1.
     """
@@ -64,7 +64,7 @@ def normalized(work: Work, *, are_queries: bool) -> Side:
 
 
 def centre(work: Work, keys: Side, span: Span, *, values: bool) -> Tensor:
-    """The mean of the normalized keys, or of their values: of a causal call the first ones, of others from everywhere."""
+    """Return the mean of the normalized keys, or of their values: of the first ones if causal, else of a sample."""
     from fastmax.backends.triton.kernels.centre import centre
 
     x = work.v if values else keys.hat
@@ -81,7 +81,7 @@ def centre(work: Work, keys: Side, span: Span, *, values: bool) -> Tensor:
 
 
 def new_values(work: Work, keys: Side) -> Values:
-    """Of keys; what is of the state is filled by `centre_keys`, span by span."""
+    """Allocate the values of keys. `centre_keys` fills the part for the state, span by span."""
     state = torch.empty(*work.v.shape[:3], work.shape.dv, device=work.device, dtype=work.products.dtype)
     last = torch.empty_like(work.counts)
     return Values(work.v, work.counts, torch.empty_like(keys.hat), state, last, work.none, work.none)
@@ -104,7 +104,7 @@ def centre_keys(work: Work, keys: Side, span: Span, values: Values, centres: Cen
 
 
 def new_output_grads(work: Work, queries: Side) -> Values:
-    """w of queries; filled by `output_grads`, span by span."""
+    """Allocate w of queries. `output_grads` fills it, span by span."""
     batch, heads, tokens, _ = work.call.q.shape
     w = torch.empty(batch, heads, tokens, work.shape.dv, device=work.device, dtype=work.products.dtype)
     last, last_of_state, f0, f1 = (torch.empty(batch, heads, tokens, device=work.device) for _ in range(4))
@@ -169,7 +169,7 @@ def read(
     work: Work, rows: Side, columns: Side, span: Span, own: Values, values: Values, sums: Sums | None,
     centres: Centres | None, out: Tensor, *, g: Tensor | None = None, dc: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """o and g of queries; or, where rows are keys and the values are w, the gradient of the values (and of c)."""
+    """Compute o and g of queries or, if rows are keys and the values are w, the gradient of the values (and of c)."""
     from fastmax.backends.triton.kernels.read import read
 
     tiles, shape, forward = work.tiles, work.shape, rows.are_queries
@@ -193,7 +193,7 @@ def read_vjp(
     work: Work, rows: Side, columns: Side, span: Span, own: Values, other: Values, sums: Sums | None, centres: Centres | None,
     out: Tensor, *, d_scale: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """The gradient of the raw rows, and of the scale of each head if it is asked for: (B, H, N), to be summed."""
+    """Compute the gradient of the raw rows and, if asked for, that of the scale of each head: (B, H, N), to be summed."""
     from fastmax.backends.triton.kernels.read_vjp import read_vjp
 
     tiles, shape, options = work.tiles, work.shape, work.call.options
@@ -217,7 +217,7 @@ def read_vjp(
 
 
 def _flags(work: Work, sums: Sums | None) -> dict[str, Any]:
-    """What `read` and `read_vjp` are compiled for alike."""
+    """Return the compile-time constants that `read` and `read_vjp` share."""
     shape = work.shape
     return {
         **shape.constants,
@@ -245,5 +245,5 @@ def _fade(work: Work, are_queries: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _on(work: Work) -> AbstractContextManager[Any]:
-    """The device of the tensors, where Triton launches."""
+    """Select the device of the tensors for Triton's launches."""
     return torch.cuda.device(work.device) if work.device.type == "cuda" else nullcontext()

@@ -1,7 +1,7 @@
-"""What the kernels multiply in: sums are always in fp32.
+"""The dtype of the products of the kernels; sums are always in fp32.
 
-bf16 has the range that sums need. fp16 has not, so its products are those of tf32, which has its precision. Of fp32 each
-product is three of tf32; AMD's cards have fp32 on their matrix cores.
+bf16 has the range that sums need. fp16 lacks it, so its products are those of tf32, which has the same precision. A product
+of fp32 is three of tf32; AMD's cards have fp32 on their matrix cores.
 """
 
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Where programs find their tokens: tables of tiles and of chunks, made on the device without a synchronization."""
+"""The tables of tiles and chunks in which programs find their tokens, made on the device without a synchronization."""
 
 from typing import NamedTuple
 
@@ -37,11 +37,11 @@ class Sequences:
             self.lengths_q, self.lengths_k = self.cu_q.diff(), self.cu_k.diff()
 
     def tiles(self, size: int, length: int, *, of_queries: bool) -> Slots:
-        """Of `size` rows each; `length` is that of a span if sequences are not packed, else of all of them together."""
+        """Return tiles of `size` rows. `length` is that of a span, or of all sequences together if they are packed."""
         return self._slots(size, length, self.lengths_q if of_queries else self.lengths_k)
 
     def chunks(self, size: int, length: int) -> Slots:
-        """Of queries or keys, whichever are more."""
+        """Return chunks of queries or keys, of whichever there are more."""
         both = torch.maximum(self.lengths_q, self.lengths_k)
         return self._slots(size, self.queries + self.keys if self.packed else length, both)
 

@@ -13,14 +13,14 @@ from torch.nn.functional import pad
 
 
 class Centres(NamedTuple):
-    """What sums are taken about, (sequences, Hkv, channels), fp32: of keys and of values."""
+    """The centres of sums of keys and of values, (sequences, Hkv, channels), fp32."""
 
     x: Tensor  # (.., D)
     v: Tensor  # (.., Dv)
 
 
 class Shape(NamedTuple):
-    """Of a state: the channels that there are, the padded ones, order and block."""
+    """The shape of a state: its channels, the padded ones, order and block."""
 
     dim: int
     value_dim: int
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the kernels that sum and read states are compiled for."""
+        """Return the compile-time constants of the kernels that sum and read states."""
         sizes = {"ROWS": self.rows, "SQUARE": self.square, "COLUMN": self.column}
         return {"D": self.d, "DV": self.dv, "ORDER": self.order, "B": self.block} | sizes
 
@@ -76,7 +76,7 @@ def _index(shape: Shape, device: torch.device) -> _Index:
 
 
 def mean_of(state: Tensor, shape: Shape, dtype: torch.dtype) -> Centres:
-    """The means of the keys and values of a state, of numbers that `dtype` has, padded; zeros of an empty one."""
+    """Return the means of the keys and values of a state, rounded to `dtype` and padded; zeros for an empty state."""
     count = state[..., :1, -1:]
     safe = torch.where(count > 0, count, 1)
     x = torch.where(count > 0, state[..., 1 : 1 + shape.dim, -1:] / safe, 0).squeeze(-1)
@@ -90,7 +90,7 @@ def mean_of(state: Tensor, shape: Shape, dtype: torch.dtype) -> Centres:
 
 
 def _about(moments: list[Tensor], centre: Tensor, index: _Index | None, *, adjoint: bool) -> list[Tensor]:
-    """Sums of powers of x (degree 0, 1, and 2 if there is an index) as sums of powers of x - c; of gradients the adjoint."""
+    """Convert sums of powers of x (degrees 0, 1, and 2 if there is an index) to sums of powers of x - c, or adjoint."""
     s0, s1, *s2 = moments
     c = centre.unsqueeze(-1)
     if adjoint:
@@ -109,7 +109,7 @@ def _about(moments: list[Tensor], centre: Tensor, index: _Index | None, *, adjoi
 
 
 def to_kernels(state: Tensor, shape: Shape, centres: Centres, *, adjoint: bool) -> tuple[Tensor, Tensor]:
-    """The public state (sequences, Hkv, F, Dv + 1) about the centres; `adjoint`: the gradient of one, a state of queries."""
+    """Return the public state (sequences, Hkv, F, Dv + 1) about the centres; `adjoint`: the gradient of one."""
     index = _index(shape, state.device) if shape.order == 2 else None
     moments = [state[..., :1, :], state[..., 1 : 1 + shape.dim, :]]
     if index is not None:
@@ -127,7 +127,7 @@ def to_kernels(state: Tensor, shape: Shape, centres: Centres, *, adjoint: bool) 
 
 
 def from_kernels(s: Tensor, z: Tensor, shape: Shape, centres: Centres, *, adjoint: bool) -> Tensor:
-    """The way back."""
+    """Return the public state: the inverse of `to_kernels`."""
     dim, d, square = shape.dim, shape.d, shape.square
     index = _index(shape, s.device) if shape.order == 2 else None
     constant = torch.cat([z[..., square + d : -1][..., : shape.value_dim], z[..., -1:]], -1).unsqueeze(-2)
@@ -145,7 +145,7 @@ def from_kernels(s: Tensor, z: Tensor, shape: Shape, centres: Centres, *, adjoin
 
 
 def _columns(x: Tensor, centre: Tensor, adjoint: bool) -> Tensor:
-    """From columns [v, 1] to [v - c, 1], or from their gradients to those of the others."""
+    """Convert columns [v, 1] to [v - c, 1], or their gradients."""
     values, last = x[..., :-1], x[..., -1:]
     if adjoint:
         return torch.cat([values, last + values @ centre.unsqueeze(-1)], -1)

@@ -1,6 +1,6 @@
-"""How the kernels cut the work, by architecture, channels and dtype: one table, looked up, never tuned behind a user's back.
+"""The tiles of the kernels by architecture, channels and dtype: one table without autotuning.
 
-`fastmax-lab tune` prints a better row where it finds one; docs/gpu.md has what each row costs in registers and shared memory.
+`fastmax-lab tune` prints a better row if it finds one; docs/gpu.md lists what each row costs in registers and shared memory.
 """
 
 from dataclasses import dataclass, replace
@@ -44,12 +44,12 @@ class Tiles:
 
 
 def padded(channels: int) -> int:
-    """To a power of two, at least 16, which is what tensor cores take."""
+    """Return the channels padded to a power of two, at least 16, which tensor cores take."""
     return max(16, 1 << (channels - 1).bit_length())
 
 
 def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch.dtype) -> Tiles:
-    """Of an architecture such as "sm_80" or "gfx942", for padded dimensions and the dtype of the products."""
+    """Return the tiles of an architecture such as "sm_80" or "gfx942", for padded dimensions and a dtype of products."""
     width = max(head_dim, value_dim)
     large, amd = width >= 64, arch.startswith("gfx")
     found = Tiles(
@@ -78,12 +78,12 @@ def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch
 
 
 def multiplies_by_warps(arch: str) -> bool:
-    """Whether a single warp makes a product (mma.sync), and not four of them together (wgmma, tcgen05)."""
+    """Return True if a single warp makes a product (mma.sync), not four of them together (wgmma, tcgen05)."""
     return arch.startswith(("sm_8", "sm_12"))
 
 
 def planned(tiles: Tiles, plan: Plan) -> Tiles:
-    """As a plan says: `chunk` and `dense_tile`, rounded up to what the kernels take."""
+    """Return the tiles with `chunk` and `dense_tile` of the plan, rounded up to what the kernels take."""
     if plan.dense_tile is not None:
         tile = padded(plan.dense_tile)
         names = ("tokens", "rows", "columns", "vjp_rows", "vjp_columns")

@@ -38,7 +38,7 @@ class Side(NamedTuple):
 
 
 class Work:
-    """What all kernels of a call share."""
+    """The data that all kernels of a call share."""
 
     def __init__(self, call: Call, plan: Plan, arch: str, tiles: Tiles | None = None) -> None:
         """`tiles` in the place of the table's."""
@@ -67,8 +67,7 @@ class Work:
             self.fading = fading(call.log_decay, self.sequences, self.chunk, chunks)
 
     def spans(self) -> list[Span]:
-        """So many chunks each that their states stay within the budget. Packed sequences are one: where they end only the
-        device knows."""
+        """Return spans of so many chunks that their states stay within the budget; one span if sequences are packed."""
         queries, keys = self.call.q.shape[2], self.call.k.shape[2]
         at_once = max(self.longest, 1)
         if self.stores_chunks and not self.sequences.packed:
@@ -90,7 +89,7 @@ class Work:
 
 
 def _form(call: Call, plan: Plan) -> str:
-    """By the rule; of packed sequences by their mean length, unless a long one would make the dense form hopeless."""
+    """Return the form by the rule; packed sequences count by their mean length, unless a long one makes dense too costly."""
     options = call.options
     if options.order > 2:
         return "dense"

@@ -1,4 +1,4 @@
-"""What several kernels share: where a sequence lies, the weight f(s), the normalization of a row."""
+"""Functions that several kernels share: the place of a sequence, the weight f(s), the normalization of a row."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def wide(x):
-    """As int64: offsets into a tensor pass 2^31, numbers of tokens do not. Also of a plain int, which the interpreter has."""
+    """Convert to int64: offsets into a tensor pass 2^31. Takes a plain int as well, which the interpreter has."""
     return x + tl.zeros((), dtype=tl.int64)
 
 
@@ -41,7 +41,7 @@ def tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT: tl.constexpr
 
 @triton.jit
 def head_of_rows(b, lo, tokens, tokens_y, key_heads, GROUPS: tl.constexpr, QUERIES: tl.constexpr):
-    """Of rows that are queries, else keys: head, key head, heads of the columns, where the rows begin, and their decays."""
+    """Return head, key head, heads of the columns, start and decays of rows, which are queries or keys."""
     h = tl.program_id(1)
     if QUERIES:
         hk = h // GROUPS
@@ -59,7 +59,7 @@ def head_of_rows(b, lo, tokens, tokens_y, key_heads, GROUPS: tl.constexpr, QUERI
 
 @triton.jit
 def slot_of_rows(CHUNKS, i, t0, chunk, CAUSAL: tl.constexpr, REVERSE: tl.constexpr, HAS_IN: tl.constexpr):
-    """The state that rows from t0 on read, and whether there is anything in it: the first chunk (REVERSE: the last) has none."""
+    """Return the state that rows from t0 on read, and if it holds anything: the first chunk (REVERSE: the last) has none."""
     if not CAUSAL:
         return i, True
     else:
@@ -106,7 +106,7 @@ def faded(HIGH, LOW, at, t, s, mt, ms, REVERSE: tl.constexpr):
 
 @triton.jit
 def split(x, DT: tl.constexpr):
-    """x as a sum of two numbers of a narrower dtype: two products with them lose nothing that fp32 would keep."""
+    """Return x as a sum of two numbers of a narrower dtype: two products with them keep what fp32 would keep."""
     high = x.to(DT)
     return high, (x - high.to(tl.float32)).to(DT)
 

@@ -15,7 +15,7 @@ from fastmax.backends.triton.kernels.common import wide
 def fold(TOTAL, RECENT_K, RECENT_U, RECENT_DECAY, number, room, features,
          D: tl.constexpr, DP: tl.constexpr, COLUMNS: tl.constexpr, BV: tl.constexpr, ORDER: tl.constexpr,
          DECAY: tl.constexpr):  # fmt: skip
-    """The first `number` tokens; COLUMNS = Dv + 1. Grid: (heads * (D + 1), blocks of columns); of order 1: (heads, blocks)."""
+    """Add the first `number` tokens to the sum; COLUMNS = Dv + 1. Grid: (heads * (D + 1), blocks of columns); order 1: (heads, blocks)."""
     PER_HEAD: tl.constexpr = D + 1 if ORDER == 2 else 1
     head, m = tl.program_id(0) // PER_HEAD, D - tl.program_id(0) % PER_HEAD
     root = tl.full((), 0.7071067811865476, RECENT_K.dtype.element_ty)  # of 1/2; a plain number would be one of fp32

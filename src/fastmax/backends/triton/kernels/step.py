@@ -14,7 +14,7 @@ from fastmax.backends.triton.kernels.common import normalize_rows, weight, wide
 
 @triton.jit
 def _kept(RECENT_DECAY, new_decay, count, r, R: tl.constexpr):
-    """What the query keeps of recent tokens r: exp of the decays of all tokens after each."""
+    """Return the factor of each recent token r: exp of the decays of all tokens after it."""
     all = tl.arange(0, R)
     later = tl.load(RECENT_DECAY + all, mask=all < count, other=0.0)
     return tl.exp(tl.sum(tl.where(all[None, :] > r[:, None], later[None, :], 0.0), 1) + new_decay)
