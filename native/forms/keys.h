@@ -12,6 +12,7 @@ struct KeyChunk {
   TokenDropout<T> dropout;
   int64_t first = 0;
   int count = 0;
+  bool are_finite = true;  // the values, where it matters
 
   void take(Workspace& workspace, const Sizes<T>& s, int64_t capacity) {
     sizes = &s;
@@ -41,6 +42,7 @@ struct KeyChunk {
       memset(x + n * sizes->x_pitch, 0, sizes->x_pitch * sizeof(T));
       memset(u + n * sizes->u_pitch, 0, sizes->u_pitch * sizeof(T));
     }
+    are_finite = !c.is_causal || rows_are_finite(u, sizes->u_pitch, count, value_dim);
     dropout.load(c, 1, h.batch * c.key_heads + h.key_head, c.keys, token, count);
     for (int n = 0; dropout.drops && n < count; n++) multiply_row(x + n * sizes->x_pitch, dropout.factors[n], dim);
     for (int n = 0; sizes->reduces && n < count; n++) reduce_row(x + n * sizes->x_pitch, by, dim);
@@ -50,7 +52,7 @@ struct KeyChunk {
     if (sizes->packs) pack(u, sizes->u_pitch, count, sizes->shape.columns, packed);
   }
   const T* packed_values() const { return sizes->packs ? packed : nullptr; }
-  Keys<T> dense() const { return {x, sizes->x_pitch, u, sizes->u_pitch, packed_values(), count}; }
+  Keys<T> dense() const { return {x, sizes->x_pitch, u, sizes->u_pitch, packed_values(), count, are_finite}; }
 
   // Values by what they fade by until the end of the chunk; their packed copy too.
   void fade_values(const T* factors) {

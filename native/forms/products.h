@@ -45,7 +45,8 @@ struct Products {
             keys.u + a * sizes.u_pitch,
             sizes.u_pitch,
             keys.packed + a * sizes.shape.columns,
-            (int)min(KEYS, keys.count - a)};
+            (int)min(KEYS, keys.count - a),
+            keys.are_finite};
   }
   // For the queries of a sub-chunk and the keys of a tile that they see; null without decay.
   const T* fade_pairs(int64_t query, int64_t key, int64_t position) {

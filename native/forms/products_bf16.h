@@ -76,6 +76,11 @@ struct Bf16Products {
   void add_outputs(int s, int64_t, int64_t key, int64_t position) {
     const PairedKeys t = tile(key);
     weigh(sizes.shape, t, q_of(s), position, weights);
+    if (!keys.are_finite) {
+      const auto weight = [&](int64_t n, int64_t w) { return from_bf16((uint16_t)(weights[n / 2 * W + w] >> n % 2 * 16)); };
+      return sum_of_visible<float>(sizes.shape.columns, keys.u + key * sizes.u_pitch, sizes.u_pitch,
+                                   visible<float>(t.count, position), position, weight, queries.out_of(s));
+    }
     add_products(u_keys + key / 2 * sizes.u_pitch, sizes.u_pitch, sizes.shape.columns, (const Pair*)weights,
                  pairs_visible_to_first_half(t.count, position), visible_pairs(t.count, position), queries.out_of(s));
   }

@@ -52,6 +52,21 @@ FM_INLINE int64_t size_of(int64_t type) {
   return type == FM_F64 ? 8 : type == FM_F32 ? 4 : type == FM_BF16 || type == FM_F16 ? 2 : 0;
 }
 
+// Whether all numbers of rows of n are finite.
+template <class T>
+bool rows_are_finite(const T* rows, int64_t pitch, int count, int n) {
+  constexpr int L = LANES<T>;
+  Vec<T> sums{};  // zeros, or NaN
+  T rest = 0;
+  for (int64_t r = 0; r < count; r++, rows += pitch) {
+    int i = 0;
+    for (; i + L <= n; i += L) sums += load(rows + i) * (T)0;
+    for (; i < n; i++) rest += rows[i] * 0;
+  }
+  for (int i = 0; i < L; i++) rest += sums[i];
+  return rest == 0;
+}
+
 template <class T>
 void load_row(const void* from, int64_t type, int64_t offset, int n, T* to) {
   if (type == FM_F32) {

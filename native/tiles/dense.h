@@ -43,6 +43,7 @@ struct Keys {
   int64_t u_pitch;
   const T* packed;
   int count;
+  bool are_finite = true;  // the values; if not, those that causality hides are left out, as zero times them is NaN
 };
 
 template <class T>
@@ -120,11 +121,28 @@ void weigh(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t diago
     if (to) memset(to + (int64_t)count * W, 0, (min(keys.count, count + ROWS) - count) * W * sizeof(T));
 }
 
+// What weighted_sum makes, with the same bits, of the pairs that causality does not hide: slow, for values that are not finite.
+// `weight(key, query)` returns a weight.
+template <class T, class F>
+void sum_of_visible(int columns, const T* u, int64_t u_pitch, int count, int64_t diagonal, const F& weight, T* out) {
+  constexpr int W = WIDE<T>;
+  for (int j = 0; j < columns; j++) {
+    T sums[W] = {};
+    for (int64_t n = 0; n < count; n++)
+      for (int64_t w = max(0, n - diagonal); w < W; w++) sums[w] += weight(n, w) * u[n * u_pitch + j];
+    for (int w = 0; w < W; w++) out[j * W + w] += sums[w];
+  }
+}
+
 // out[columns][W] += u^T weights
 template <class T>
 void weighted_sum(const Shape<T>& shape, const Keys<T>& keys, const T* weights, int64_t diagonal, T* out) {
   constexpr int W = WIDE<T>;
   const int count = visible<T>(keys.count, diagonal), by_all = visible_to_first_half<T>(keys.count, diagonal);
+  if (!keys.are_finite) {
+    const auto weight = [&](int64_t n, int64_t w) { return weights[n * W + w]; };
+    return sum_of_visible<T>(shape.columns, keys.u, keys.u_pitch, count, diagonal, weight, out);
+  }
   const Tiles tiles(shape.columns);
   const T* a = keys.packed ? keys.packed : keys.u;
   for (int t = 0; t < tiles.count; t++) {

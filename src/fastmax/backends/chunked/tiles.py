@@ -7,9 +7,11 @@ of the size of a whole input is copied. Queries of the heads that share a key he
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fastmax import dropout
 from fastmax.backends.chunked.decay import Decay
@@ -196,7 +198,15 @@ def dense(x: Tile, y: Tile, u: Tensor, p: Work, diagonal: int | None, decay: Dec
     """f(x y^T) u for a tile of stacked queries x and keys y; query i sees the keys j <= i + diagonal."""
     # with features dropped f(x . y) is no function of the dot product, only of those that are left
     f = x.phi.mT @ y.phi if p.drops_features else similarity(x.x @ y.x.mT, p.options.order)
-    return _seen(f, x, y, p, diagonal, decay) @ u
+    weights = _seen(f, x, y, p, diagonal, decay)
+    # a device is not waited for
+    if diagonal is None or (u.is_cpu and isfinite(u.sum().item())):
+        return weights @ u
+    # zero times inf is NaN: what is not finite is added to the queries that see it, and to no others
+    finite = u.isfinite()
+    seen = pad(torch.where(finite, 0, u).cumsum(2), (0, 0, 1, 0))
+    keys_seen = (torch.arange(x.b - x.a, device=u.device) + diagonal + 1).clamp(max=y.b - y.a)
+    return weights @ torch.where(finite, u, 0) + seen[:, :, keys_seen].repeat(1, 1, p.groups, 1)
 
 
 def dense_vjp(
