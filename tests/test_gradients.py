@@ -1,4 +1,7 @@
-"""fp64 gradcheck through standardization, masks, GQA, varlen and states, every order, causal and not."""
+"""fp64 gradcheck through standardization, masks, GQA, varlen and states, every order, causal and not.
+
+Its fast mode compares random projections of the Jacobians, so a wrong entry of any of them fails.
+"""
 
 from typing import Any
 
@@ -44,7 +47,7 @@ def test_standardization_masks_gqa_scale_and_states(backend: str, order: int, is
         )
         return o, out
 
-    assert torch.autograd.gradcheck(f, (q, k, v, scale, state))
+    assert torch.autograd.gradcheck(f, (q, k, v, scale, state), fast_mode=True)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -57,7 +60,7 @@ def test_default_arguments(backend: str, order: int, is_causal: bool, normalize:
         o: Tensor = fastmax_attention(*x, is_causal=is_causal, order=order, normalize=normalize, backend=backend)
         return o
 
-    assert torch.autograd.gradcheck(f, (q, k, v))
+    assert torch.autograd.gradcheck(f, (q, k, v), fast_mode=True)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -82,7 +85,7 @@ def test_packed_sequences(backend: str, order: int, is_causal: bool) -> None:
         )
         return o, state
 
-    assert torch.autograd.gradcheck(f, (q, k, v))
+    assert torch.autograd.gradcheck(f, (q, k, v), fast_mode=True)
 
 
 def test_a_constant_token_has_a_finite_gradient(backend: str) -> None:

@@ -14,7 +14,7 @@ from tests.support import fastmax_attention, fastmax_varlen_attention, forced, r
 
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(cuts=st.lists(st.integers(0, 33), max_size=3).map(sorted))
 def test_streaming_causal(backend: str, order: int, dense: bool, cuts: list[int]) -> None:
     """Truncated backpropagation without the truncation."""

@@ -12,6 +12,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_examples_satisfy_a_strict_type_checker(tmp_path: Path) -> None:
     """A user's: outside of the repository and its settings, so by what the package says of itself."""
     pytest.importorskip("mypy")

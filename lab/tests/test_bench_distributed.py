@@ -21,6 +21,7 @@ def measured(group: ProcessGroup, tokens: int) -> dict[str, float]:
     return distributed.cell(group.size(), tokens, 2)
 
 
+@pytest.mark.slow
 def test_a_cell_is_what_the_model_says(pool: Pool) -> None:
     layer = ring.Layer(distributed.HEADS, distributed.HEADS, distributed.HEAD_DIM)
     statement = (SIZE - 1) * 4 * 8
@@ -30,6 +31,7 @@ def test_a_cell_is_what_the_model_says(pool: Pool) -> None:
         assert cell["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(distributed, "WORLDS", (1, 2))
     monkeypatch.setattr(distributed, "TOKENS", (64,))
@@ -84,6 +86,7 @@ def traffic(group: ProcessGroup, case: Case) -> int:
     return counted.received
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decays", [False, True])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_bytes_do_not_grow_with_the_sequence(pool: Pool, is_causal: bool, decays: bool) -> None:

@@ -22,7 +22,7 @@ CALLS: dict[str, dict[str, Any]] = {"unmasked": {}, "causal": {"is_causal": True
 
 
 QUICK = (("plain", "unmasked"), ("gated", "causal"))
-"""The others take seconds each to compile."""
+"""The others, which take longer to compile, are for `make test-slow`."""
 
 
 class SelfAttention(nn.Module):
@@ -36,10 +36,16 @@ class SelfAttention(nn.Module):
         return o if weights is None else (o, weights)
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-def test_exported_with_a_dynamic_batch_and_length(options: dict[str, Any], call: dict[str, Any]) -> None:
-    model = SelfAttention(options, call).eval()
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        pytest.param(kind, call, marks=() if (kind, call) in (*QUICK, ("extras", "weights")) else pytest.mark.slow)
+        for kind in KINDS
+        for call in CALLS
+    ],
+)
+def test_exported_with_a_dynamic_batch_and_length(kind: str, call: str) -> None:
+    model = SelfAttention(KINDS[kind], CALLS[call]).eval()
     sizes = {"x": {0: Dim("batch"), 1: Dim("length")}}
     program = torch.export.export(model, (torch.randn(B, L, E),), dynamic_shapes=sizes).module()
     for batch, length in ((5, 9), (2, 4)):

@@ -167,6 +167,7 @@ def test_the_papers_figures() -> None:
     assert paper.speed_ratio("linear", "text") is None
 
 
+@pytest.mark.slow
 def test_bench_lra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """At toy lengths; no time is asserted."""
     monkeypatch.setattr(bench, "SHAPES", {name: made_up.TASKS[name] for name in ("text", "retrieval")})
@@ -186,6 +187,7 @@ def test_bench_lra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert "attention dropout 0.1" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_memory_of_a_step() -> None:
     measured = training_memory.peak("image", 1, "linear", 0.0)
     assert measured["peak"] > measured["before"] > 0

@@ -17,6 +17,7 @@ from fastmax_lab.lra.quirks import Quirks
 from fastmax_lab.lra.tasks import Task
 from tests.distributed.pool import Pool
 
+pytestmark = pytest.mark.slow
 TASK = Task(name="made up", length=11, vocabulary=7, classes=3, pair=False, pads=True)
 
 

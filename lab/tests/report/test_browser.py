@@ -12,9 +12,8 @@ from fastmax_lab.report.page.build import build
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None, reason="needs a chromium and its chromedriver, on Debian chromium-driver"
-)
+WITHOUT = "needs a chromium and its chromedriver, on Debian chromium-driver"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason=WITHOUT)]
 
 
 @pytest.fixture(scope="module")
