@@ -19,7 +19,7 @@ if not native.levels():
 
 @pytest.fixture(autouse=True)
 def _forget() -> None:
-    _eager_path.forget()
+    _eager_path.clear_prepared_calls()
 
 
 def inputs(tokens: int = 20, dtype: torch.dtype = torch.float32) -> Any:
@@ -43,22 +43,22 @@ OPTIONS: list[dict[str, Any]] = [
 def test_the_second_call_takes_the_short_way_to_the_same_numbers(options: dict[str, Any], dtype: torch.dtype) -> None:
     q, k, v = inputs(dtype=dtype)
     first = fastmax_attention(q, k, v, **options)
-    assert _eager_path.remembered() == 1
+    assert _eager_path.count_prepared_calls() == 1
     second = fastmax_attention(q, k, v, **options)
-    assert _eager_path.remembered() == 1
+    assert _eager_path.count_prepared_calls() == 1
     assert torch.equal(first, second)
     assert first.stride() == second.stride()
     assert first.dtype == second.dtype
     other = inputs(dtype=dtype)
     short = fastmax_attention(*other, **options)
-    _eager_path.forget()
+    _eager_path.clear_prepared_calls()
     assert torch.equal(short, fastmax_attention(*other, **options))
 
 
 def test_what_differs_in_anything_is_another_call() -> None:
     q, k, v = inputs()
     results = {str(options): fastmax_attention(q, k, v, **options) for options in OPTIONS[:-1]}
-    assert _eager_path.remembered() == len(OPTIONS) - 1
+    assert _eager_path.count_prepared_calls() == len(OPTIONS) - 1
     for options in OPTIONS[:-1]:
         assert torch.equal(fastmax_attention(q, k, v, **options), results[str(options)])
     flat: Any = [x.contiguous() for x in (q, k, v)]
@@ -142,7 +142,7 @@ def test_more_than_plain_arguments_is_never_taken_for_plain() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert fastmax_attention(q, k, v).dtype == torch.bfloat16
     assert not torch.equal(fastmax_attention(q, k, v, scale=torch.tensor(0.3)), plain)
-    assert _eager_path.remembered() == 1
+    assert _eager_path.count_prepared_calls() == 1
 
 
 def test_transforms_see_the_op() -> None:
@@ -196,7 +196,7 @@ def test_a_default_device_is_not_taken_for_that_of_the_tensors() -> None:
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_eager_path, "MOST", 3)
+    monkeypatch.setattr(_eager_path, "MAX_PREPARED_CALLS", 3)
     for tokens in range(1, 9):
         fastmax_attention(*inputs(tokens))
-        assert 1 <= _eager_path.remembered() <= 3
+        assert 1 <= _eager_path.count_prepared_calls() <= 3

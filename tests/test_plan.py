@@ -17,7 +17,7 @@ from fastmax.plan import (
     calls_chunk,
     cheaper_form,
     dense_cost,
-    dense_is_hopeless,
+    dense_costs_too_much,
     factorized_cost,
     kernel_chunk,
     steps,
@@ -105,8 +105,8 @@ def test_costs_and_chunks() -> None:
     assert dense_cost(10, 20, 4, 6, is_causal=False) == 10 * 20 * 11
     assert dense_cost(10, 20, 4, 6, is_causal=True) == 10 * 20 * 11 / 2
     assert factorized_cost(10, 20, 4, 6, 2) == 30 * 15 * 7
-    assert not dense_is_hopeless(500, 500, 64, 64, 3)
-    assert dense_is_hopeless(100_000, 100_000, 4, 4, 3)
+    assert not dense_costs_too_much(500, 500, 64, 64, 3)
+    assert dense_costs_too_much(100_000, 100_000, 4, 4, 3)
     for features in (10, 100, 561, 2145, 8385):
         for heads in (1, 4, 64):
             chunk = calls_chunk(features, heads)

@@ -49,7 +49,7 @@ def test_a_call_like_one_before() -> None:
     """With gradients: each file is entered once."""
     x = inputs(20)
     fastmax_attention(*x, is_causal=True)
-    assert _eager_path.remembered()
+    assert _eager_path.count_prepared_calls()
     calls = walk(lambda: fastmax_attention(*x, is_causal=True))
     entered = [file for file, _ in groupby(calls)]
     assert calls

@@ -1,8 +1,8 @@
-"""Calls that nobody but autograd watches: straight to a backend, and remembered.
+"""The path of eager calls that at most autograd has to see: straight to a backend, with a cache of prepared calls.
 
-The dispatcher, and asking in Python what every argument is, takes longer than a short attention. The answers depend on the
-options, shapes, strides and dtypes of a call alone, if it has nothing but queries, keys, values and decays: equal keys, equal
-answers. A backend that offers `prepare` turns such a call into one that only waits for data.
+The dispatcher and the checks in Python take longer than a short attention. For a call that has only queries, keys, values and
+decays, the checks depend on its options, shapes, strides and dtypes alone. These are the key of the cache. A backend that
+offers `prepare` turns such a call into one that only takes tensors.
 """
 
 from typing import Any
@@ -16,21 +16,24 @@ from fastmax.backends import Backend, Prepared, resolve
 from fastmax.call import Call, InputGrads, Options
 from fastmax.plan import RULE, Plan
 
-MOST = 256
-"""Calls that are remembered; then all are forgotten."""
+MAX_PREPARED_CALLS = 256
+"""Capacity of the cache, which is cleared when it is full."""
 
 _PLAIN = frozenset(tuple(map(type, Options(scale=scale))) for scale in (None, 1.0))
-"""The types of options that are compared by value without taking 1 for True."""
+"""The types of options in a key: equal values of other types, such as 1 and True, must not share an entry."""
 
 _prepared: dict[Any, Prepared] = {}
 _NOTHING = torch.empty(0)
 
 
-def known(
+def find_prepared_call(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, options: Options, watch: int
 ) -> tuple[Any, Prepared | None]:
-    """What such a call is remembered by, and what is known of it. None where there is more to it, or an unusual type."""
-    if watch > AUTOGRAD or torch.is_autocast_enabled("cpu"):  # first: a compiler cannot follow the comparison of types
+    """Return the key of a call and the prepared call of that key. Each is None if there is none.
+
+    A call has a key if it has no other tensors, no dropout, no returned state and no options of unusual types.
+    """
+    if watch > AUTOGRAD or torch.is_autocast_enabled("cpu"):  # first, because a compiler cannot trace what follows
         return None, None
     if options.dropout_p or options.return_state or tuple(map(type, options)) not in _PLAIN:
         return None, None
@@ -39,7 +42,7 @@ def known(
         value.shape, value.stride(), value.dtype,
     )  # fmt: skip
     if log_decay is not None:
-        # as a call has it when it is bound; o keeps its dtype
+        # only decays that `bind` leaves as they are
         usual = options.is_causal and log_decay.dtype == query.dtype == key.dtype == value.dtype and key.dim() == 4
         if not usual or log_decay.shape != key.shape[:3] or log_decay.dtype not in (torch.float32, torch.float64):
             return None, None
@@ -47,44 +50,45 @@ def known(
     return found, _prepared.get(found)
 
 
-def again(
+def run_prepared_call(
     prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, watch: int
 ) -> Tensor:
-    """The output of a call like one before."""
+    """Return the output of a prepared call on new tensors."""
     if watch == NOBODY:
         return prepared.forward(query, key, value, log_decay)
-    return _Again.apply(prepared, query, key, value, log_decay)  # type: ignore[no-untyped-call, no-any-return]
+    return _EagerPrepared.apply(prepared, query, key, value, log_decay)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def attend(call: Call, watch: int, key: Any = None, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
-    """o, g and the state; remembered under `key` if there is one, and then nothing but o."""
+def run_call(call: Call, watch: int, key: Any = None, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
+    """Return o, g and the state. With a `key` the call is prepared and cached, and g and the state are empty."""
     if call.cu_seqlens_q is not None or call.head_scale is not None or call.log_decay is not None:
         ops.check_values(call)
     backend = resolve(call)
     prepare = None if key is None else getattr(backend, "prepare", None)
     prepared = None if prepare is None else prepare(call)
     if prepared is not None:
-        if len(_prepared) >= MOST:
+        if len(_prepared) >= MAX_PREPARED_CALLS:
             _prepared.clear()
         _prepared[key] = prepared
-        o = again(prepared, call.q, call.k, call.v, call.log_decay, watch)
+        o = run_prepared_call(prepared, call.q, call.k, call.v, call.log_decay, watch)
         return o, _NOTHING, _NOTHING
     if watch == NOBODY:
         return backend.forward(call, plan)
     return _Eager.apply(backend, plan, *call.flatten())  # type: ignore[no-untyped-call, no-any-return]
 
 
-def forget() -> None:
-    """All calls that were remembered."""
+def clear_prepared_calls() -> None:
+    """Empty the cache."""
     _prepared.clear()
 
 
-def remembered() -> int:
+def count_prepared_calls() -> int:
+    """Return the number of calls in the cache."""
     return len(_prepared)
 
 
 class _Eager(torch.autograd.Function):
-    """As the autograd of the op, without the dispatcher; the backend that ran forward runs backward."""
+    """The autograd of the op without the dispatcher. The backend that ran forward runs backward."""
 
     @staticmethod
     def forward(ctx: Any, backend: Backend, plan: Plan, *values: Any) -> Any:
@@ -96,7 +100,7 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         o, g, state, *tensors = ctx.saved_tensors
-        if _watched(grads):
+        if _needs_op(grads):
             found: Any = ops.backward(o, g, state, *grads, *tensors, *ctx.options)
         else:
             call = Call.unflatten((*tensors, *ctx.options))
@@ -104,8 +108,8 @@ class _Eager(torch.autograd.Function):
         return None, None, *ops.by_input(InputGrads(*found), tuple(tensors)), *[None] * len(ctx.options)
 
 
-class _Again(torch.autograd.Function):
-    """The same for a prepared call."""
+class _EagerPrepared(torch.autograd.Function):
+    """The autograd of a prepared call."""
 
     @staticmethod
     def forward(ctx: Any, prepared: Prepared, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Any:
@@ -117,15 +121,15 @@ class _Again(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         q, k, v, log_decay, o, g, total = ctx.saved_tensors
-        if _watched(grads):
+        if _needs_op(grads):
             call = ctx.prepared.call(q, k, v, log_decay)
-            all_of_them = InputGrads(*ops.backward(o, g, None, grads[0], None, None, *call.flatten()))
-            found: Any = *all_of_them[:3], None if log_decay is None else all_of_them.log_decay
+            every = InputGrads(*ops.backward(o, g, None, grads[0], None, None, *call.flatten()))
+            found: Any = *every[:3], None if log_decay is None else every.log_decay
         else:
             found = ctx.prepared.backward(q, k, v, log_decay, o, g, total, grads[0])
         return None, *found
 
 
-def _watched(grads: tuple[Tensor | None, ...]) -> bool:
-    """Whether the op must be called in the backward pass: a graph of it is wanted, or somebody came in meanwhile."""
+def _needs_op(grads: tuple[Tensor | None, ...]) -> bool:
+    """Return True if the backward pass must be an op: its graph is wanted, or a tracer or mode is active now."""
     return torch.is_grad_enabled() or watchers([x for x in grads if x is not None]) != NOBODY

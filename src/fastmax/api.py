@@ -1,4 +1,4 @@
-"""fastmax_attention and fastmax_varlen_attention: options into one object, checks, then the shortest way that is allowed."""
+"""The public functions fastmax_attention and fastmax_varlen_attention: build the Options, check, and select a path."""
 
 from collections.abc import Callable
 from functools import partial
@@ -52,18 +52,6 @@ def fastmax_attention(
     return_state: Literal[True],
     **options: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def fastmax_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_state: bool,
-    **options: Unpack[Keywords],
-) -> Tensor | tuple[Tensor, Tensor]: ...
 def fastmax_attention(
     query: Tensor,
     key: Tensor,
@@ -83,15 +71,15 @@ def fastmax_attention(
     dropout_mode: str = "quadratic",
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Exact Fastmax attention in O(N) time and O(N D) memory, in the place of F.scaled_dot_product_attention.
+    """Compute exact Fastmax attention in O(N) time and O(N D) memory; replaces F.scaled_dot_product_attention.
 
     Args:
         query: (..., Hq, Nq, D). Leading dimensions of the three inputs broadcast; tensors without them are fine too.
         key: (..., Hkv, Nk, D).
         value: (..., Hkv, Nk, Dv).
         attn_mask: boolean, True where a key counts, broadcastable to (..., Hq, 1, Nk): it may not vary with the query. It
-            may be combined with `is_causal`. What a masked key holds does not matter, be it NaN. A query with no key left
-            gives zeros.
+            may be combined with `is_causal`. The contents of a masked key do not matter, not even NaN. A query with no key
+            left gives zeros.
         dropout_p: the rate at which factorized terms are dropped, in [0, 1), by `dropout_mode`. As in SDPA, it is applied
             whenever it is not 0: pass 0 in evaluation.
         is_causal: query i sees the keys j <= i, aligned at the top left if Nq != Nk, and all of `initial_state`.
@@ -122,9 +110,14 @@ def fastmax_attention(
     Returns:
         (..., Hq, Nq, Dv) in the dtype of `value`, or of autocast where it is on; sums are taken in fp32 (fp64 for fp64).
     """
-    number = None if isinstance(scale, Tensor) else scale
+    number = (
+        None if isinstance(scale, Tensor) else scale
+    )  # inline, as `how`: a function call is a share of a short attention
     how = "standardize" if normalize is True else "none" if normalize is False else normalize
-    options = Options(order, is_causal, how, number, enable_gqa, return_state, dropout_p, dropout_mode, backend)
+    options = Options(
+        order=order, is_causal=is_causal, normalize=how, scale=number,
+        enable_gqa=enable_gqa, return_state=return_state, dropout_p=dropout_p, dropout_mode=dropout_mode, backend=backend,
+    )  # fmt: skip
     if state is not None:
         if not isinstance(state, RunningState):
             raise TypeError(f"state must be a FastmaxState, got {type(state).__name__}")
@@ -162,20 +155,6 @@ def fastmax_varlen_attention(
     return_state: Literal[True],
     **options: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def fastmax_varlen_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_state: bool,
-    **options: Unpack[Keywords],
-) -> Tensor | tuple[Tensor, Tensor]: ...
 def fastmax_varlen_attention(
     query: Tensor,
     key: Tensor,
@@ -196,7 +175,7 @@ def fastmax_varlen_attention(
     dropout_mode: str = "quadratic",
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Fastmax attention over sequences of different lengths, packed one after the other.
+    """Compute Fastmax attention over sequences of different lengths, packed one after the other.
 
     Args:
         query: (total_q, Hq, D).
@@ -207,15 +186,20 @@ def fastmax_varlen_attention(
         attn_mask: boolean, broadcastable to (Hq, 1, total_k).
         initial_state: (sequences, Hkv, F, Dv + 1), as is the state returned.
 
-    The other arguments are those of `fastmax_attention`; each sequence is attended to as if it were alone.
+    The other arguments are those of `fastmax_attention`. No sequence sees another.
 
     Returns:
         (total_q, Hq, Dv), with the state if asked for.
     """
     validation.packed(query, key, value, cu_seqlens_q, cu_seqlens_k)
-    number = None if isinstance(scale, Tensor) else scale
+    number = (
+        None if isinstance(scale, Tensor) else scale
+    )  # inline, as `how`: a function call is a share of a short attention
     how = "standardize" if normalize is True else "none" if normalize is False else normalize
-    options = Options(order, is_causal, how, number, enable_gqa, return_state, dropout_p, dropout_mode, backend)
+    options = Options(
+        order=order, is_causal=is_causal, normalize=how, scale=number,
+        enable_gqa=enable_gqa, return_state=return_state, dropout_p=dropout_p, dropout_mode=dropout_mode, backend=backend,
+    )  # fmt: skip
     q, k, v = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
     result = _attend(q, k, v, attn_mask, scale, log_decay, initial_state, options, (cu_seqlens_q, cu_seqlens_k))
     return (result[0].transpose(0, 1), result[1]) if isinstance(result, tuple) else result.transpose(0, 1)
@@ -233,13 +217,15 @@ def _attend(
     cu_seqlens: tuple[Tensor, Tensor] | None = None,
     plan: Plan = RULE,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Both public functions, on (..., heads, N, D). A plan other than the rule's is for calls that nobody watches."""
+    """Run both public functions, on (..., heads, N, D). A plan other than RULE takes effect on the eager path only."""
     more = [x for x in (attn_mask, scale, log_decay, initial_state) if x is not None and x is not options.scale]
     watch = watchers((query, key, value, *more, *(cu_seqlens or ())))  # type: ignore[arg-type]
     plain = (not more or (len(more) == 1 and more[0] is log_decay)) and cu_seqlens is None and plan is RULE
-    again, prepared = _eager_path.known(query, key, value, log_decay, options, watch) if plain else (None, None)
+    again, prepared = (
+        _eager_path.find_prepared_call(query, key, value, log_decay, options, watch) if plain else (None, None)
+    )
     if prepared is not None:
-        return _eager_path.again(prepared, query, key, value, log_decay, watch)
+        return _eager_path.run_prepared_call(prepared, query, key, value, log_decay, watch)
     call, lead = checked(query, key, value, attn_mask, scale, log_decay, initial_state, options, cu_seqlens)
     if call.q is not query or call.k is not key or call.v is not value:
         again = None
@@ -264,7 +250,7 @@ def checked(
     options: Options,
     cu_seqlens: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Call, Lead]:
-    """A call in the canonical layout and its leading dimensions, or a refusal."""
+    """Check the arguments and return the call in the canonical layout with its leading dimensions."""
     sequences = None if cu_seqlens is None else cu_seqlens[1].shape[0] - 1
     lead = validation.attention(query, key, value, attn_mask, scale, log_decay, initial_state, options, sequences)
     number = options.scale
@@ -288,13 +274,13 @@ def checked(
 
 
 def way(watch: int, key: Any = None, plan: Plan = RULE) -> Callable[[Call], Outputs]:
-    """The shortest way to a backend that whoever watches allows; `key` is what the call is remembered by, if it may be."""
+    """Return the shortest path to a backend that autograd, tracers and modes allow; `key` is for the cache of calls."""
     if watch <= AUTOGRAD:
-        return partial(_eager_path.attend, watch=watch, key=key, plan=plan)
+        return partial(_eager_path.run_call, watch=watch, key=key, plan=plan)
     return partial(ops.attend, transformed=watch == TRANSFORM)
 
 
 def attended(call: Call, attend: Callable[[Call], Outputs]) -> Outputs:
-    """o, g and the state, in one sweep or in two."""
+    """Return o, g and the state. A decay without a causal mask takes two sweeps."""
     both_ways = call.log_decay is not None and not call.options.is_causal
     return attend_both_ways(call, attend) if both_ways else attend(call)

@@ -14,15 +14,20 @@ NORMALIZATIONS = ("standardize", "rms", "none")
 
 
 def normalization(normalize: bool | str) -> str:
-    """By its name, from what a caller says; what is none is left to validation."""
+    """Map `normalize` to its canonical name. Unknown names are rejected in validation.py."""
     return "standardize" if normalize is True else "none" if normalize is False else normalize
 
 
-class Options(NamedTuple):
-    """What a caller chose, in plain values: the key of prepared calls and a part of the ops' schema.
+def plain_number(scale: float | Tensor | None) -> float | None:
+    """Return `scale` as an option: None for a tensor, which is an input of its own."""
+    return None if isinstance(scale, Tensor) else scale
 
-    Everything that depends on the options is derived from these fields: to add one, add it here, to the public signature and
-    to validation.py, and let the backends read it.
+
+class Options(NamedTuple):
+    """The plain values of a call: the key of prepared calls and a part of the ops' schema.
+
+    Everything that depends on the options is derived from these fields. To add one, add it here, to the public signature
+    and to validation.py, and let the backends read it.
     """
 
     order: int = 2
@@ -56,11 +61,11 @@ class RunningState(Protocol):
 
 
 def accumulation_dtype(*dtypes: torch.dtype) -> torch.dtype:
-    """What sums are taken in: fp64 if any input is, else fp32."""
+    """Return the dtype of sums: fp64 if any input has it, else fp32."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-@dataclass(slots=True)  # not frozen, which would take longer to make than all the checks; yet nobody changes one
+@dataclass(slots=True)  # treat as immutable: frozen dataclasses are too slow to construct on this path
 class Call:
     """Raw (not yet normalized) tensors of any strides and floating dtypes, and what to do with them.
 
@@ -81,11 +86,12 @@ class Call:
 
     @staticmethod
     def unflatten(values: Any) -> "Call":
-        """From the arguments of an op: the tensors, then the options."""
+        """Return the call of an op's arguments: the tensors, then the options."""
         tensors: Any = values[: len(TENSORS)]
         return Call(*tensors, Options(*values[len(TENSORS) :]))  # type: ignore[call-arg]
 
     def flatten(self) -> tuple[Any, ...]:
+        """Return the arguments of an op: the inverse of `unflatten`."""
         return (
             self.q, self.k, self.v, self.head_scale, self.log_decay, self.key_mask, self.cu_seqlens_q, self.cu_seqlens_k,
             self.state_in, self.dropout_seed, *self.options,
@@ -115,7 +121,7 @@ class Call:
 
     @property
     def dropout_mode(self) -> str | None:
-        """What is dropped: None where there is no dropout, or no feature of degree 2 for it."""
+        """The mode of dropout, or None if nothing is dropped: at order 1 there is no feature of degree 2."""
         mode = self.options.dropout_mode
         return None if self.dropout_seed is None or (mode == "quadratic" and self.options.order < 2) else mode
 
@@ -125,7 +131,7 @@ class Call:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all arithmetic, of g and of the states."""
+        """The dtype of all arithmetic, of g and of the states."""
         return torch.float64 if torch.float64 in (self.q.dtype, self.k.dtype, self.v.dtype) else torch.float32
 
     @property
@@ -134,9 +140,9 @@ class Call:
         return states, self.k.shape[1], self.features, self.value_dim + 1
 
     def new_outputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Uninitialized o, g and state_out (of size 0 unless asked for).
+        """Allocate o, g and state_out, which has size 0 unless it is asked for.
 
-        o has heads inside tokens in memory where q has, so that the transpose back to (B, N, H * Dv) is free.
+        If heads lie inside tokens in q's memory, they do so in o, so that the transpose back to (B, N, H * Dv) is free.
         """
         q, options, dtype = self.q, self.options, self.dtype
         batch, heads, tokens, _ = q.shape
@@ -153,7 +159,7 @@ TENSORS = tuple(field.name for field in fields(Call) if field.name != "options")
 
 
 class OutputGrads(NamedTuple):
-    """What arrives in the backward pass: the gradients of o, g and state_out, each None where it is zero."""
+    """The gradients of o, g and state_out, the inputs of the backward pass. Each is None where it is zero."""
 
     o: Tensor | None
     g: Tensor | None
@@ -161,7 +167,7 @@ class OutputGrads(NamedTuple):
 
 
 class InputGrads(NamedTuple):
-    """What leaves it: gradients of the tensors of a Call by their names, of size 0 where the call has no such tensor."""
+    """The gradients of a Call's tensors by name, the outputs of the backward pass. Absent tensors have size 0."""
 
     q: Tensor
     k: Tensor
@@ -172,7 +178,7 @@ class InputGrads(NamedTuple):
 
     @staticmethod
     def empty(call: Call) -> "InputGrads":
-        """Uninitialized buffers of the inputs' own dtypes and memory layouts."""
+        """Allocate buffers with the dtypes and memory layouts of the inputs."""
         inputs = (getattr(call, name) for name in InputGrads._fields)
         return InputGrads(*(call.q.new_empty(0) if x is None else torch.empty_like(x) for x in inputs))
 
@@ -190,7 +196,7 @@ _SCHEMA_TYPES = {
 
 
 def schema() -> str:
-    """The arguments of an op that takes a Call, in the order of `flatten`."""
+    """Return the schema of an op that takes a Call: its arguments in the order of `flatten`."""
     kinds: dict[str, Any] = {field.name: field.type for field in fields(Call) if field.name != "options"}
     kinds |= Options.__annotations__
     return ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in kinds.items())
@@ -219,12 +225,12 @@ def bind(
     number: float,
     lead: Lead,
 ) -> Call:
-    """Checked arguments in the canonical layout. `number` is the scale, `scale` a tensor on top of it."""
+    """Return checked arguments in the canonical layout. `number` is the scale, `scale` a tensor that multiplies it."""
     batch, heads, key_heads, states = lead
     dtype = torch.float64 if torch.float64 in (query.dtype, key.dtype, value.dtype) else torch.float32
     key_mask = None if attn_mask is None else _key_mask(attn_mask, batch, key.shape[-2])
     if key_mask is not None and key_heads != heads and key_mask.shape[1] != 1:
-        # each query head has a mask of its own, so it needs a sum over keys of its own
+        # each query head has another mask, so it needs another sum over keys
         repeats = heads[0] // key_heads[0]
         key, value = (x.repeat_interleave(repeats, -3) for x in (key, value))
         if log_decay is not None and log_decay.dim() > 1 and log_decay.shape[-2] == key_heads[0]:
@@ -251,7 +257,7 @@ def bind(
 
 
 def output_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """As F.scaled_dot_product_attention: autocast lowers the output, but not that of fp64."""
+    """Return the dtype of the output. As in F.scaled_dot_product_attention, autocast lowers it, except for fp64."""
     device = value.device.type
     known = device == "cpu" or torch.amp.is_autocast_available(device)
     if dtype == torch.float32 and known and torch.is_autocast_enabled(device):
@@ -260,7 +266,7 @@ def output_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype:
 
 
 def _canonical(x: Tensor, batch: tuple[int, ...], heads: tuple[int, ...]) -> Tensor:
-    """(..., a, b) -> (B, H, a, b), a view wherever one exists."""
+    """Reshape (..., a, b) to (B, H, a, b), as a view wherever one exists."""
     if len(batch) == 1 and x.dim() == 4 and x.shape[:2] == (*batch, *heads):
         return x
     x = x.expand(*batch, *heads, *x.shape[-2:])
@@ -268,7 +274,7 @@ def _canonical(x: Tensor, batch: tuple[int, ...], heads: tuple[int, ...]) -> Ten
 
 
 def _key_mask(attn_mask: Tensor, batch: tuple[int, ...], keys: int) -> Tensor:
-    """(..., 1, Nk) -> (B, heads or 1, Nk)."""
+    """Reshape (..., 1, Nk) to (B, heads or 1, Nk)."""
     mask = attn_mask[..., 0, :] if attn_mask.dim() > 1 else attn_mask
     heads = mask.shape[-2] if mask.dim() > 1 else 1
     lead = mask.shape[:-2]
@@ -279,6 +285,6 @@ def _key_mask(attn_mask: Tensor, batch: tuple[int, ...], keys: int) -> Tensor:
 def _per_token(
     x: Tensor, batch: tuple[int, ...], heads: tuple[int, ...], tokens: int, key_mask: Tensor | None
 ) -> Tensor:
-    """(..., Hkv, N) -> (B, Hkv, N), 0 where a key does not count, whatever stands there."""
+    """Reshape (..., Hkv, N) to (B, Hkv, N), with 0 where a key does not count."""
     x = x.expand(*batch, *heads, tokens).reshape(prod(batch), prod(heads), tokens)
     return x if key_mask is None else torch.where(key_mask, x, 0)

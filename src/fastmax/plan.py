@@ -1,4 +1,4 @@
-"""Where the sum over keys is taken: a call as a list of steps, and the one rule that picks the cheaper exact form.
+"""The plan of a call: the steps in which the sum over keys is taken, and the one rule that picks the cheaper exact form.
 
 A list of steps is executed in order by the forward pass. The backward pass executes it in order once more for the gradient
 of the queries, and then in reverse, with the roles of queries and keys exchanged, for that of the keys.
@@ -13,7 +13,7 @@ FORMS = ("dense", "factorized")
 
 
 class Plan(NamedTuple):
-    """What is decided for a call beforehand; None leaves it to the rule."""
+    """The choices that are fixed for a call in advance. None leaves a choice to the rule."""
 
     form: str | None = None
     chunk: int | None = None  # keys per step of a causal sum
@@ -44,26 +44,26 @@ and with 1.75 the rule chose wrongly by up to 1.24. The factorized form is not: 
 def cheaper_form(
     queries: int, keys: int, head_dim: int, value_dim: int, order: int, is_causal: bool, dense_speed: float = 1.0
 ) -> str:
-    """The rule. Both forms run at the same share of a machine's peak, so nothing but the counts matters.
+    """Return the form with fewer multiply-adds. Both run at the same share of a machine's peak, so only the counts matter.
 
-    With equal lengths and dimensions the forms cross near N = F, or 2 F if causal; `dense_speed` times further on where the
-    dense form has faster products of its own.
+    With equal lengths and dimensions the forms cross near N = F, or 2 F if causal. If the dense form has faster products,
+    they cross `dense_speed` times later.
     """
     dense = dense_cost(queries, keys, head_dim, value_dim, is_causal) / dense_speed
     return "dense" if dense <= factorized_cost(queries, keys, head_dim, value_dim, order) else "factorized"
 
 
-HOPELESS = 4
+MAX_DENSE_COST_RATIO = 4
 """How many times as many multiply-adds as the factorized form the dense one may take where a backend has no other."""
 
 
-def dense_is_hopeless(queries: int, keys: int, head_dim: int, value_dim: int, order: int) -> bool:
+def dense_costs_too_much(queries: int, keys: int, head_dim: int, value_dim: int, order: int) -> bool:
     factorized = factorized_cost(queries, keys, head_dim, value_dim, order)
-    return dense_cost(queries, keys, head_dim, value_dim, is_causal=False) > HOPELESS * factorized
+    return dense_cost(queries, keys, head_dim, value_dim, is_causal=False) > MAX_DENSE_COST_RATIO * factorized
 
 
 def kernel_chunk(head_dim: int, order: int, is_causal: bool, drops_features: bool = False) -> int:
-    """Tokens per chunk of a compiled kernel: a long one spares traffic with the state, a short one work in the dense form.
+    """Return the tokens per chunk of a compiled kernel: long ones save traffic with the state, short ones dense work.
 
     Where features are dropped, a pair of a causal chunk costs F multiply-adds.
     """
@@ -75,7 +75,7 @@ def kernel_chunk(head_dim: int, order: int, is_causal: bool, drops_features: boo
 
 
 def calls_chunk(features: int, heads: int) -> int:
-    """Keys per step of a causal sum made of library calls: a power of two from F / 8 to F / 4, or more where heads are few.
+    """Return the keys per step of a causal sum made of library calls: a power of two from F / 8 to F / 4, more for few heads.
 
     Inside a chunk the dense form costs in proportion to its length; at F / 4 that is a ninth of the whole. A step of
     fewer than some 512 tokens over all heads would spend its time on calls instead of arithmetic.
@@ -100,7 +100,7 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class Attend:
-    """The queries start:stop read the state, if told, and see the keys key_start:key_stop in the dense form.
+    """Let the queries start:stop read the state, if `reads_state`, and see the keys key_start:key_stop in the dense form.
 
     When causal, a query sees of these only the keys up to its own position.
     """
@@ -118,7 +118,7 @@ Step = Accumulate | Attend
 def steps(
     queries: int, keys: int, *, form: str, chunk: int, is_causal: bool, has_state: bool, return_state: bool
 ) -> list[Step]:
-    """The steps of one sequence. A state that is known to be empty is not read, one that nobody reads is not accumulated."""
+    """Return the steps of one sequence. An empty state is not read, and a state that no step reads is not accumulated."""
     if not is_causal:
         if form == "factorized":
             return [Accumulate(0, keys), Attend(0, queries, reads_state=True)]

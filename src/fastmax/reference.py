@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fastmax import dropout, validation
-from fastmax.call import Options, normalization
+from fastmax.call import Options, normalization, plain_number
 from fastmax.core import default_scale, normalized, similarity
 
 
@@ -40,8 +40,10 @@ def attention_matrix(
     Returns:
         (..., Hq, Nq, Nk), or as many rows as were asked for.
     """
-    number = None if isinstance(scale, Tensor) else scale
-    options = Options(order, is_causal, normalization(normalize), number, enable_gqa)
+    options = Options(
+        order=order, is_causal=is_causal, normalize=normalization(normalize), scale=plain_number(scale),
+        enable_gqa=enable_gqa,
+    )  # fmt: skip
     validation.attention(query, key, key, attn_mask, scale, log_decay, None, options)
     weights = _weights(query, key, attn_mask, scale, log_decay, options, rows)
     return _divide(weights, weights.sum(-1, keepdim=True))
@@ -66,9 +68,9 @@ def reference_attention(
 
     From the same state of torch's generator it draws the same dropout.
     """
-    number = None if isinstance(scale, Tensor) else scale
     options = Options(
-        order, is_causal, normalization(normalize), number, enable_gqa, False, dropout_p, dropout_mode
+        order=order, is_causal=is_causal, normalize=normalization(normalize), scale=plain_number(scale),
+        enable_gqa=enable_gqa, dropout_p=dropout_p, dropout_mode=dropout_mode,
     )  # fmt: skip
     found = validation.attention(query, key, value, attn_mask, scale, log_decay, None, options)
     lead, key_lead = (*found.batch, *found.heads), (*found.batch, *found.key_heads)

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fastmax import api, ops, validation
 from fastmax._torch_private import watchers
 from fastmax.backends import resolve
-from fastmax.call import Call, Lead, Options, normalization, output_dtype
+from fastmax.call import Call, Lead, Options, normalization, output_dtype, plain_number
 from fastmax.distributed import dtensors, layout
 from fastmax.distributed.agree import Agreement, Statement
 from fastmax.distributed.exchange import Problem, together
@@ -52,19 +52,6 @@ def context_parallel_attention(
     return_state: Literal[True],
     **options: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def context_parallel_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    mesh: DeviceMesh | ProcessGroup | None = None,
-    return_state: bool,
-    **options: Unpack[Keywords],
-) -> Tensor | tuple[Tensor, Tensor]: ...
 def context_parallel_attention(
     query: Tensor,
     key: Tensor,
@@ -114,8 +101,10 @@ def context_parallel_attention(
     Returns:
         (..., Hq, Nq, Dv), the rows of this rank, with the state if asked for.
     """
-    number, how = None if isinstance(scale, Tensor) else scale, normalization(normalize)
-    options = Options(order, is_causal, how, number, enable_gqa, return_state, dropout_p, dropout_mode, backend)
+    options = Options(
+        order=order, is_causal=is_causal, normalize=normalization(normalize), scale=plain_number(scale),
+        enable_gqa=enable_gqa, return_state=return_state, dropout_p=dropout_p, dropout_mode=dropout_mode, backend=backend,
+    )  # fmt: skip
     given = Given(query, key, value, attn_mask, scale, log_decay, initial_state)
     if dtensors.is_sharded(*given):
         unwrapped = dtensors.unwrap(*given, return_state)
@@ -153,21 +142,6 @@ def context_parallel_varlen_attention(
     return_state: Literal[True],
     **options: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def context_parallel_varlen_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    mesh: DeviceMesh | ProcessGroup,
-    return_state: bool,
-    **options: Unpack[Keywords],
-) -> Tensor | tuple[Tensor, Tensor]: ...
 def context_parallel_varlen_attention(
     query: Tensor,
     key: Tensor,
@@ -205,8 +179,10 @@ def context_parallel_varlen_attention(
 
     The other arguments are those of `context_parallel_attention`.
     """
-    number, how = None if isinstance(scale, Tensor) else scale, normalization(normalize)
-    options = Options(order, is_causal, how, number, enable_gqa, return_state, dropout_p, dropout_mode, backend)
+    options = Options(
+        order=order, is_causal=is_causal, normalize=normalization(normalize), scale=plain_number(scale),
+        enable_gqa=enable_gqa, return_state=return_state, dropout_p=dropout_p, dropout_mode=dropout_mode, backend=backend,
+    )  # fmt: skip
     given = Given(query, key, value, attn_mask, scale, log_decay, initial_state)
     result = _parallel(given, options, (cu_seqlens_q, cu_seqlens_k), group_of(mesh), check)
     return (result[0].transpose(0, 1), result[1]) if return_state else result.transpose(0, 1)

@@ -9,7 +9,7 @@ from fastmax.backends.native.packed_call import PackedCall, in_rows
 from fastmax.backends.native.prepared import Prepared
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.decay import log_decay_grads, rows_part
-from fastmax.plan import RULE, Plan, dense_is_hopeless
+from fastmax.plan import RULE, Plan, dense_costs_too_much
 
 __all__ = [
     "backward", "can_step", "describe", "form", "forward", "levels", "prepare", "prepare_step", "unsupported",
@@ -53,7 +53,7 @@ def unsupported(call: Call) -> str | None:
             return f"order {options.order} has only the dense form in it, which forms no features to drop"
         if call.state_in is not None or options.return_state:
             return f"order {options.order} has no state in it, only the dense form"
-        if dense_is_hopeless(q.shape[2], call.k.shape[2], head_dim, value_dim, options.order):
+        if dense_costs_too_much(q.shape[2], call.k.shape[2], head_dim, value_dim, options.order):
             return f"order {options.order} has only the dense form in it, which is slow for {call.k.shape[2]} keys"
     return None
 

@@ -7,7 +7,7 @@ from fastmax.backends.triton.cut import parts
 from fastmax.backends.triton.decode import MAX_DIM, can_step, prepare_step
 from fastmax.backends.triton.work import Work
 from fastmax.call import Call, InputGrads, OutputGrads
-from fastmax.plan import RULE, Plan, dense_is_hopeless
+from fastmax.plan import RULE, Plan, dense_costs_too_much
 
 __all__ = ["backward", "can_step", "describe", "forward", "prepare_step", "unsupported"]
 
@@ -36,7 +36,7 @@ def unsupported(call: Call) -> str | None:
     if options.order > 2:
         if call.state_in is not None or options.return_state:
             return f"order {options.order} has no state in it, only the dense form"
-        if dense_is_hopeless(q.shape[2], call.k.shape[2], head_dim, value_dim, options.order):
+        if dense_costs_too_much(q.shape[2], call.k.shape[2], head_dim, value_dim, options.order):
             return f"order {options.order} has only the dense form in it, which is slow for {call.k.shape[2]} keys"
     arch = device.architecture(q.device)
     if options.backend == "auto" and q.device.type == "cuda" and not recorded.is_recorded(arch):

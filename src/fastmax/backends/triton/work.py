@@ -11,7 +11,7 @@ from fastmax.backends.triton.fading import Fading, fading
 from fastmax.backends.triton.slots import Sequences, Slots, ceil_div
 from fastmax.backends.triton.tiles import Tiles
 from fastmax.call import Call
-from fastmax.plan import Plan, cheaper_form, dense_is_hopeless
+from fastmax.plan import Plan, cheaper_form, dense_costs_too_much
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _form(call: Call, plan: Plan) -> str:
     queries, keys = call.q.shape[2], call.k.shape[2]
     dims = call.head_dim, call.value_dim, options.order
     if call.cu_seqlens_q is not None:
-        if dense_is_hopeless(queries, keys, *dims):
+        if dense_costs_too_much(queries, keys, *dims):
             return "factorized"
         number = max(1, call.cu_seqlens_q.shape[0] - 1)
         queries, keys = ceil_div(queries, number), ceil_div(keys, number)
