@@ -1,4 +1,4 @@
-"""What options choose from, without torch: the command offers it at once, and checks what is given."""
+"""The values that options choose from. Importing this module does not import torch."""
 
 MAX_ORDER = 4
 

@@ -16,7 +16,7 @@ def write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> N
 
 
 def read(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tuple[dict[str, str], dict[str, Tensor]]:
-    """What is said of the tensors, and the tensors. ValueError for a file that is damaged or something else."""
+    """Return the metadata and the tensors of a file. ValueError if it is damaged or not a safetensors file."""
     from safetensors import SafetensorError, safe_open
 
     try:

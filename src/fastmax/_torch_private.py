@@ -63,14 +63,14 @@ def unwatched(*tensors: Tensor) -> bool:
 
 
 def has_tangent(tensors: Sequence[Tensor]) -> bool:
-    """Whether forward-mode derivatives are under way in any of these."""
+    """Return True if any of these tensors has a forward-mode tangent."""
     if torch.compiler.is_compiling() or getattr(forward_ad, "_current_level", -1) < 0:
         return False
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
 
 
 def parallel_for() -> int | None:
-    """The address of torch's own thread pool, of C linkage since 2.10; a second pool would compete for the cores."""
+    """Return the address of torch's thread pool, of C linkage since 2.10. A second pool would compete for the cores."""
     body = CFUNCTYPE(None, c_int64, c_int64, c_void_p)
     try:
         function = ctypes.CDLL(torch._C.__file__).torch_parallel_for
@@ -88,5 +88,5 @@ def assert_later(condition: Tensor, message: str) -> None:
 
 
 def assert_on_device(condition: Tensor, message: str) -> None:
-    """Of a condition on a GPU: nothing waits for it; where it does not hold, the device stops with the message."""
+    """Check a condition on a GPU without waiting for it: if it fails, the device stops with the message."""
     torch._assert_async(condition, message)

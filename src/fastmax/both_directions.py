@@ -47,14 +47,14 @@ def attend_both_ways(call: Call, attend: Callable[[Call], Outputs]) -> Outputs:
 
 
 def merged(*parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """o and g over several sets of keys, from those over each: the sum of f = o g, divided by that of g."""
+    """Merge o and g over several sets of keys: the sum of f = o g, divided by that of g."""
     total = reduce(add, [g for _, g in parts])
     safe = torch.where(total == 0, 1, total)
     return reduce(add, [o * (g / safe).unsqueeze(-1) for o, g in parts]), total
 
 
 def _moved_on(x: Tensor) -> Tensor:
-    """By one token; what arrives at the first token of a sequence comes from elsewhere and must not count."""
+    """Shift by one token. The value at the first token of a sequence comes from another one and must not count."""
     return x.roll(1, 2)
 
 

@@ -51,7 +51,7 @@ def normalize_with_scale(x: Tensor, eps: float = EPS, *, centre: bool = True) ->
 
 
 def normalized(x: Tensor, how: str) -> Tensor:
-    """By "standardize", "rms" or "none"."""
+    """Normalize x by "standardize", "rms" or "none"."""
     return standardize(x) if how == "standardize" else rms_normalize(x) if how == "rms" else x
 
 
@@ -69,7 +69,7 @@ def similarity(s: Tensor, order: int) -> Tensor:
 
 
 def default_scale(order: int, head_dim: int) -> float:
-    """What multiplies s: 1, equation [8] as written, for even orders; 1 / D for odd ones.
+    """Return the default factor of s: 1, equation [8] as written, for even orders; 1 / D for odd ones.
 
     For an even order f is positive everywhere. For an odd one it is negative at large negative s; standardized q and k
     give |s| <= D, so 1 / D is the scale at which the weights are never negative.

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def wide(device: torch.device) -> torch.dtype:
-    """What sums of log_decay are taken in: fp64, where the device has it."""
+    """Return the dtype of sums of log_decay: fp64 if the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -30,7 +30,7 @@ def zero_grads_beyond_bound(grads: Tensor, log_decay: Tensor) -> Tensor:
 
 
 def log_decay_grads(dc: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The decay of a token is in the sums c of all tokens of its sequence from it on: sums of dc, (..., N), from the end."""
+    """Sum dc, (..., N), from the end: the decay of a token is in the sums c of all tokens of its sequence from it on."""
     total = dc.flip(-1).cumsum(-1, dtype=wide(dc.device)).flip(-1)
     if cu_seqlens is None:
         return total
@@ -42,8 +42,10 @@ def log_decay_grads(dc: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
 
 
 def rows_part(g: Tensor, dg: Tensor | None, groups: int) -> Tensor | float:
-    """The gradient of c as the decay of queries, (B, Hkv, N): that of a quotient does not change with a factor on both its
-    parts, so only the denominator's own gradient is left. Keys take their part off it."""
+    """Return the gradient of c as the decay of queries, (B, Hkv, N), from which keys subtract their part.
+
+    A factor on both parts of a quotient does not change it, so only the gradient of the denominator is left.
+    """
     if dg is None:
         return 0.0
     batch, heads, tokens = g.shape

@@ -26,7 +26,7 @@ MODES = _choices.DROPOUT_MODES
 
 
 def new_seed(device: torch.device) -> Tensor:
-    """A seed from torch's own generator, so that torch.manual_seed and checkpointing govern it."""
+    """Draw a seed from torch's generator, so that torch.manual_seed and checkpointing control it."""
     return torch.randint(2**63 - 1, (), dtype=torch.int64, device=device)
 
 
@@ -50,7 +50,7 @@ class Dropout:
         return Dropout(mode, rate, tokens.to(torch.int32), (tokens >> 32).to(torch.int32) | 1, words)
 
     def part(self, batch: slice, heads: slice, start: int) -> "Part":
-        """The masks of some heads, for tokens counted from `start`."""
+        """Return the masks of some heads, for tokens counted from `start`."""
         return Part(self, self.add[batch, heads], self.multiply[batch, heads], start)
 
 
@@ -87,12 +87,12 @@ class Part:
 
 
 def dropped_of_2_16(rate: float) -> int:
-    """A rate as a whole number of 65,536ths, never all of them: what is kept then makes up for exactly what is dropped."""
+    """Return a rate in 65,536ths, never all of them: what is kept then makes up for exactly what is dropped."""
     return min(round(rate * 2**16), 2**16 - 1)
 
 
 def dropped_rows(mode: str, head_dim: int, order: int) -> slice:
-    """Which features a mode drops, as rows of phi."""
+    """Return the features that a mode drops, as rows of phi."""
     if mode == "standard":
         return slice(1, feature_count(head_dim, order))
     start = 1 + head_dim
@@ -102,7 +102,7 @@ def dropped_rows(mode: str, head_dim: int, order: int) -> slice:
 def multipliers(
     mode: str, rate: float, seed: Tensor, side: int, lead: tuple[int, ...], tokens: int, head_dim: int, order: int
 ) -> Tensor:
-    """A whole mask, to look at and to test with: (*lead, N, 1) for "1d", else (*lead, N, F)."""
+    """Return a whole mask, for inspection and tests: (*lead, N, 1) for "1d", else (*lead, N, F)."""
     heads = lead[-1] if lead else 1
     shape = torch.Size((prod(lead[:-1]), heads, tokens, head_dim))
     features = feature_count(head_dim, order)
@@ -120,7 +120,7 @@ _ODD_32 = -0x2CA5D269
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of 64-bit integers in which every input bit reaches every output bit."""
+    """Mix 64-bit integers by a bijection in which every input bit reaches every output bit."""
     x = x * _ODD[0]
     x ^= (x >> 32) & 0xFFFFFFFF
     x *= _ODD[1]

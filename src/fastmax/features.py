@@ -25,7 +25,7 @@ def feature_count(head_dim: int, order: int) -> int:
 
 
 def block_size(head_dim: int, degree: int) -> int:
-    """How many monomials of exactly this degree there are."""
+    """Return the number of monomials of exactly this degree."""
     return comb(head_dim + degree - 1, degree)
 
 

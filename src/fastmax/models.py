@@ -72,7 +72,7 @@ class ShortConv(nn.Module, SharesSequence):
 
 @dataclass
 class BlockState:
-    """What a block remembers of the tokens so far: of constant size, however many there were."""
+    """The memory of a block: of constant size at any number of tokens."""
 
     attention: FastmaxState
     before: Tensor | None  # the last inputs of the convolution, (B, taps - 1, E)
@@ -146,7 +146,7 @@ class FastmaxLM(nn.Module):
         return nn.functional.linear(self.norm(x), self.tokens.weight)
 
     def new_states(self, batch: int) -> list[BlockState]:
-        """Of no tokens, for so many sequences: one per block."""
+        """Return empty states for `batch` sequences, one per block."""
         return [block.new_state(batch) for block in self.blocks]  # type: ignore[operator]
 
     @torch.no_grad()
@@ -196,7 +196,7 @@ class FastmaxLM(nn.Module):
 
 
 def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
-    """(B, vocabulary) -> (B, 1)"""
+    """Choose a token per row of the logits: (B, vocabulary) to (B, 1)."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     if top_k is not None:

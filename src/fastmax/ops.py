@@ -21,7 +21,7 @@ _OUTPUTS = _OUTPUTS_AND_GRADS.count(",") + 1
 
 
 def attend(call: Call, *, transformed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, its denominators and the state of a call, for whoever watches; `transformed` by torch.func."""
+    """Return the output, its denominators and the state by the op; `transformed` if torch.func is active."""
     if has_tangent([x for x in call.flatten()[: len(TENSORS)] if x is not None]):
         refuse_tangents()
     o, g, state = (_Transformed.apply if transformed else forward)(*call.flatten())  # type: ignore[no-untyped-call]
@@ -29,14 +29,14 @@ def attend(call: Call, *, transformed: bool = False) -> tuple[Tensor, Tensor, Te
 
 
 def refuse_tangents() -> None:
-    """A custom op would drop forward-mode tangents without a word."""
+    """Raise an error: a custom op would silently drop forward-mode tangents."""
     raise NotImplementedError(
         "fastmax_attention has no forward-mode derivative; fastmax.reference_attention has one, in O(N^2)"
     )
 
 
 def check_values(call: Call) -> None:
-    """Checks that must read the data: made where it is at hand, and only where reading it does not stall a device."""
+    """Check what depends on the data, unless reading it would stall a device."""
     if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
         validation.cu_seqlens("cu_seqlens_q", call.cu_seqlens_q, call.q.shape[2])
         validation.cu_seqlens("cu_seqlens_k", call.cu_seqlens_k, call.k.shape[2])
@@ -65,7 +65,7 @@ def _(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     "fastmax::backward", mutates_args=(), schema=f"({_OUTPUTS_AND_GRADS}, {schema()}) -> ({_RETURNS})"
 )
 def backward(*values: Any) -> InputGrads:
-    """The gradients of the inputs, of size 0 where there is no such input."""
+    """Return the gradients of the inputs, of size 0 where there is no such input."""
     call = Call.unflatten(values[_OUTPUTS:])
     return gradients(resolve(call), RULE, call, *values[:_OUTPUTS])
 
@@ -86,7 +86,7 @@ def gradients(
     dg: Tensor | None,
     d_state: Tensor | None,
 ) -> InputGrads:
-    """A backend's gradients, and what is the same for all of them."""
+    """Return a backend's gradients, with the steps that are the same for all backends."""
     d_state = d_state if call.options.return_state else None
     found = backend.backward(call, plan, o, g, OutputGrads(do, dg, d_state))
     if call.log_decay is not None and d_state is not None and state is not None:
@@ -105,7 +105,7 @@ def gradients(
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    """What the backward pass needs: the tensors of the call, o, g, and the state where its decay has a gradient."""
+    """Save what the backward pass needs: the tensors of the call, o, g, and the state if its decay has a gradient."""
     o, g, state = output
     tensors = inputs[: len(TENSORS)]
     decays = tensors[TENSORS.index("log_decay")] is not None
@@ -187,9 +187,9 @@ _MERGED = ("q", "k", "v", "log_decay", "key_mask", "state_in")
 
 
 def _vmap(op: Any, outputs: int, info: Any, in_dims: tuple[int | None, ...], values: tuple[Any, ...]) -> Any:
-    """A batch of calls as one call with a larger batch; one after the other where they differ in more than that.
+    """Run a batch of calls as one call with a larger batch, or one by one if they differ in more than that.
 
-    The first `outputs` values are results of the forward pass and their gradients, of a batch likewise.
+    The first `outputs` values are results of the forward pass and their gradients, with a batch as well.
     """
     call_dims = dict(zip(TENSORS, in_dims[outputs:], strict=False))
     call = dict(zip(TENSORS, values[outputs:], strict=False))

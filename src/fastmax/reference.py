@@ -25,9 +25,13 @@ def attention_matrix(
     enable_gqa: bool = False,
     rows: Tensor | list[int] | None = None,
 ) -> Tensor:
-    """The matrix A of equation [7], (..., Nq, Nk), or only the chosen `rows` of it, in O(rows * Nk).
+    """Return the matrix A of equation [7], (..., Nq, Nk), or only the chosen `rows` of it, in O(rows * Nk).
 
     A row whose keys are all masked is zero.
+
+        >>> q, k = torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4)
+        >>> attention_matrix(q, k, is_causal=True, rows=[0, 5]).shape
+        torch.Size([1, 2, 2, 6])
 
     Args:
         query: (..., Hq, Nq, D).
@@ -35,7 +39,7 @@ def attention_matrix(
         rows: indices of the queries to make rows for; default all of them.
 
     The other arguments are those of `fastmax_attention`. The default scale is the function's, not that of a layer, which
-    returns its own matrix with `need_weights=True`.
+    returns its matrix with `need_weights=True`.
 
     Returns:
         (..., Hq, Nq, Nk), or as many rows as were asked for.
@@ -158,7 +162,7 @@ def _dropped(query: Tensor, key: Tensor, order: int, masks: tuple[Tensor, ...]) 
 
 
 def _monomials(x: Tensor, order: int) -> Tensor:
-    """phi by its definition, (..., N, F)."""
+    """Return phi by its definition, (..., N, F)."""
     blocks = []
     for degree in range(order + 1):
         indices = list(combinations_with_replacement(range(x.shape[-1]), degree))

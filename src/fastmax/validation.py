@@ -1,4 +1,4 @@
-"""What the public functions accept: each refusal says what was expected and what came."""
+"""The checks of the public functions: each error says what was expected and what came."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -52,7 +52,7 @@ def attention(
 
 
 def _options(options: Options) -> None:
-    """The plain values; each wrong one is named."""
+    """Check the plain values, and name the wrong one."""
     values: tuple[Any, ...] = options
     order, is_causal, normalize, _, enable_gqa, return_state, dropout_p, mode, backend, _ = values
     if type(is_causal) is not bool or type(enable_gqa) is not bool or type(return_state) is not bool:
@@ -71,7 +71,7 @@ def _options(options: Options) -> None:
 
 
 def packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
-    """What is particular to packed sequences: (total, heads, D) and where each sequence ends."""
+    """Check what is particular to packed sequences: (total, heads, D) and where each sequence ends."""
     _are_tensors(query=query, key=key, value=value, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 3:
@@ -89,7 +89,7 @@ def packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_s
 
 
 def cu_seqlens(name: str, cu: Tensor | Sequence[int], total: int) -> None:
-    """The values of a cu_seqlens: where the data is at hand, inside the op. On a GPU nothing waits for them."""
+    """Check the values of a cu_seqlens inside the op. On a GPU the device checks them without a synchronization."""
     wanted = f"{name} must rise from 0 to the total of {total} tokens without falling"
     if isinstance(cu, Tensor) and cu.is_cuda:
         first, last = cu.select(0, 0), cu.select(0, -1)
@@ -102,7 +102,7 @@ def cu_seqlens(name: str, cu: Tensor | Sequence[int], total: int) -> None:
 
 
 def same_sequences(cu_q: Tensor, cu_k: Tensor) -> None:
-    """What log_decay needs of packed sequences; likewise."""
+    """Check that packed queries and keys have the same sequences, which log_decay needs, as `cu_seqlens` checks."""
     wanted = "log_decay is for self attention: cu_seqlens_q and cu_seqlens_k must be equal"
     if cu_q is cu_k:
         return
@@ -113,13 +113,13 @@ def same_sequences(cu_q: Tensor, cu_k: Tensor) -> None:
 
 
 def head_scale(scale: Tensor) -> None:
-    """The values of a tensor of scales; likewise inside the op."""
+    """Check the values of a tensor of scales inside the op."""
     if not bool(torch.isfinite(scale).all()):
         raise ValueError(f"scale must be finite, got {scale.tolist()}")
 
 
 def _state(initial_state: Tensor, lead: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor, order: int) -> None:
-    """An initial state: (*lead, F, Dv + 1) in the dtype that sums are taken in."""
+    """Check an initial state: (*lead, F, Dv + 1) in the dtype of sums."""
     if not isinstance(initial_state, Tensor):
         raise TypeError(f"initial_state must be a torch.Tensor or None, got {type(initial_state).__name__}")
     features = feature_count(query.shape[-1], order)
@@ -174,7 +174,7 @@ def _refuse_backend(name: object) -> None:
 
 
 def _wrong_normalize(normalize: object) -> Exception:
-    """Of what a caller gave: True, False and "rms" are "standardize", "none" and "rms" by now."""
+    """Return the error for `normalize` in the words of the caller: True, False and "rms", not the canonical names."""
     kind = ValueError if isinstance(normalize, str) else TypeError
     return kind(f'normalize must be True, False or "rms", got {normalize!r}')
 
@@ -293,7 +293,7 @@ def _mask(attn_mask: Tensor, device: torch.device, lead: tuple[int, ...], keys: 
 
 
 def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
-    """The shape that they broadcast to, or None. (torch.broadcast_shapes raises, which a compiler cannot trace.)"""
+    """Return the shape that these broadcast to, or None. (torch.broadcast_shapes raises, which a compiler cannot trace.)"""
     result = [1] * max(len(shape) for shape in shapes)
     for shape in shapes:
         offset = len(result) - len(shape)

@@ -62,7 +62,7 @@ def load(name: str) -> Backend:
 
 
 def resolve(call: Call) -> Backend:
-    """The backend that the call names, or the first that can; one asked for by name works or raises."""
+    """Return the backend that the call names, or the first that can run it. A named one that cannot raises ValueError."""
     name = call.options.backend
     if name == "auto":
         for each in NAMES:

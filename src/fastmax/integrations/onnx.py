@@ -1,4 +1,4 @@
-"""To ONNX: Fastmax in plain operators, for runtimes that know nothing of it (extra "onnx")."""
+"""The export to ONNX: Fastmax in plain operators, for runtimes that do not have it (extra "onnx")."""
 
 from collections.abc import Sequence
 from math import factorial
@@ -14,7 +14,7 @@ from fastmax.core import normalized, similarity, tensor_power
 
 
 def plain(program: ExportedProgram) -> ExportedProgram:
-    """The same program with Fastmax written out in operators that every runtime has."""
+    """Return the program with Fastmax written out in operators that every runtime has."""
     table = torch.export.default_decompositions()
     table.update({torch.ops.fastmax.forward.default: _forward})  # type: ignore[no-untyped-call]
     written_out: ExportedProgram = program.run_decompositions(table)

@@ -33,7 +33,7 @@ def forward(call: Call, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads:
-    """The gradients of the raw inputs."""
+    """Return the gradients of the raw inputs."""
     out = InputGrads.empty(call)
     for x in out:
         x.zero_()
@@ -69,7 +69,7 @@ def _heads_at_once(p: Call, plan: Plan) -> int:
 
 
 def _steps(p: Work) -> list[Step]:
-    """Where features are dropped the dense form has no shortcut past them, so it serves only inside causal chunks."""
+    """Return the steps of a call. If features are dropped, the dense form serves only inside causal chunks."""
     queries, keys, options = p.q.shape[2], p.k.shape[2], p.options
     form = p.plan.form or cheaper_form(queries, keys, p.head_dim, p.value_dim, options.order, options.is_causal)
     chunk = DROPOUT_CHUNK if p.drops_features else calls_chunk(p.features, p.q.shape[0] * p.q.shape[1])
@@ -85,7 +85,7 @@ def _steps(p: Work) -> list[Step]:
 
 
 def _state_from(p: Work, start: Tensor | None, steps: list[Step]) -> Tensor:
-    """The state that a plan starts from. Of size 0 where it has no use for one: that of order 4 is large."""
+    """Return the state that a plan starts from, of size 0 if it needs none: that of order 4 is large."""
     if start is not None:
         return start.clone(memory_format=torch.contiguous_format)
     given = p.state_in is not None or p.options.return_state
@@ -113,7 +113,7 @@ def _forward(p: Work, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
 
 
 def _backward(p: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads) -> None:
-    """The adjoint of the plan. `out` arrives as zeros."""
+    """Run the adjoint of the plan. `out` arrives as zeros."""
     steps = _steps(p)
     dk_hat, dv = (x if x.dtype == p.dtype else torch.zeros_like(x, dtype=p.dtype) for x in (out.k, out.v))
     dc = None if p.log_decay is None else p.k.new_zeros(p.k.shape[:3], dtype=p.dtype)

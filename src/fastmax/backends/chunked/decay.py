@@ -15,7 +15,7 @@ from fastmax.decay import bounded, wide
 
 @dataclass(frozen=True)
 class Decay:
-    """Of the tokens start:stop; c[t] is the sum of log_decay from `start` to `t`, with that of `t`."""
+    """The decays of the tokens start:stop; c[t] is the sum of log_decay from `start` to `t`, including `t`."""
 
     c: Tensor  # (B, Hkv, stop - start)
     start: int

@@ -22,7 +22,7 @@ class Work(Call):
 
 @dataclass(frozen=True)
 class Part:
-    """Which slices of the inputs, outputs and states belong to a part. `heads` counts key heads."""
+    """The slices of inputs, outputs and states that belong to a part. `heads` counts key heads."""
 
     batch: slice
     heads: slice
@@ -60,7 +60,7 @@ class Part:
 
 
 def masks_of(p: Call) -> tuple[dropout.Dropout, dropout.Dropout] | None:
-    """The dropout of the queries and of the keys of the whole call, if any."""
+    """Return the dropout of the queries and of the keys of the whole call, or None."""
     if p.dropout_seed is None or p.dropout_mode is None:
         return None
     queries, keys = (

@@ -47,7 +47,7 @@ class Tile:
         return self._drop(phi(self.x.mT.contiguous(), self.order))
 
     def phi_vjp(self, d: Tensor) -> Tensor:
-        """The gradient of x from that of its features, which it overwrites."""
+        """Return the gradient of x from that of its features, which it overwrites."""
         return phi_vjp(self.x.mT.contiguous(), self._drop(d), self.order).mT
 
     def _drop(self, features: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def tiles(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def feature_tile(p: Work) -> int:
-    """How many tokens of all these heads are turned into features at a time."""
+    """Return the number of tokens of all these heads that are turned into features at a time."""
     budget = p.plan.feature_budget or FEATURE_BUDGET
     return min(MOST_SUMMED, max(16, budget // max(1, p.q.shape[0] * p.q.shape[1] * p.features)))
 
@@ -89,7 +89,7 @@ def query_tiles(p: Work, step: Attend) -> Iterator[tuple[int, int]]:
 
 
 def key_tiles(p: Work, step: Attend, a: int, b: int) -> Iterator[tuple[int, int, int | None]]:
-    """The keys that queries a:b see in the dense form, and the diagonal above which a tile is masked, if it is."""
+    """Yield the keys that queries a:b see in the dense form, with the diagonal above which a tile is masked, or None."""
     is_causal = p.options.is_causal
     stop = min(step.key_stop, b) if is_causal else step.key_stop
     for c, d in tiles(step.key_start, stop, dense_tile(p)):
@@ -109,7 +109,7 @@ def zeros(tile: Tile, columns: int) -> Tensor:
 
 
 def store_query_grads(p: Work, a: int, b: int, d: Tensor, dq: Tensor, d_scale: Tensor) -> None:
-    """From the gradient of q̂ * scale to that of the raw queries a:b and of the scales."""
+    """Convert the gradient of q̂ * scale to that of the raw queries a:b and of the scales."""
     x = p.q[:, :, a:b].to(p.dtype)
     d = _drop_tokens(d.reshape(x.shape), p.query_masks, a, b) * p.scale
     if p.head_scale is not None:
@@ -131,7 +131,7 @@ def load_keys(p: Work, a: int, b: int) -> tuple[Tile, Tensor]:
 
 
 def store_key_grads(p: Work, a: int, b: int, dk_hat: Tensor, dv: Tensor, out_k: Tensor, out_v: Tensor) -> None:
-    """From the gradients of k̂ and of the values that count to those of the raw keys and values a:b."""
+    """Convert the gradients of k̂ and of the values that count to those of the raw keys and values a:b."""
     d, dv = _drop_tokens(dk_hat[:, :, a:b], p.key_masks, a, b), dv[:, :, a:b]
     drop = None if p.key_mask is None else ~p.key_mask[:, :, a:b, None]
     x = p.k[:, :, a:b].to(p.dtype)
@@ -149,7 +149,7 @@ def store_outputs(a: int, b: int, f: Tensor, o: Tensor, g: Tensor) -> None:
 
 
 def load_output_grads(p: Work, a: int, b: int, o: Tensor, g: Tensor, grads: OutputGrads) -> Tensor:
-    """w = [do / g, -(do . o) / g + dg], the gradient of [f, g] of queries a:b, stacked."""
+    """Return w = [do / g, -(do . o) / g + dg], the gradient of [f, g] of queries a:b, stacked."""
     w = p.q.new_zeros(*p.q.shape[:2], b - a, p.value_dim + 1, dtype=p.dtype)
     if grads.o is not None:
         do = grads.o[:, :, a:b].to(p.dtype) * _inverse(g[:, :, a:b])
@@ -161,7 +161,7 @@ def load_output_grads(p: Work, a: int, b: int, o: Tensor, g: Tensor, grads: Outp
 
 
 def normalized_vjp(x: Tensor, d: Tensor, how: str) -> Tensor:
-    """The gradient of x from that of normalized(x)."""
+    """Return the gradient of x from that of normalized(x)."""
     if how == "none":
         return d
     x_hat, scale = normalize_with_scale(x, centre=how == "standardize")
@@ -171,7 +171,7 @@ def normalized_vjp(x: Tensor, d: Tensor, how: str) -> Tensor:
 
 
 def accumulate(state: Tensor, terms: Iterable[tuple[Tile, Tensor]]) -> None:
-    """state += phi(x)^T b for each tile x and its b, (B, Hkv, n, J)."""
+    """Add phi(x)^T b to the state for each tile x and its b, (B, Hkv, n, J)."""
     part, tokens = None, 0
     for tile, b in terms:
         phi, rows = tile.phi.flatten(0, 1), b.flatten(0, 1)
@@ -190,7 +190,7 @@ def read(state: Tensor, tile: Tile) -> Tensor:
 
 
 def read_vjp(state: Tensor, tile: Tile, b: Tensor) -> Tensor:
-    """The gradient of x from that of read(state, x), which is b: J_phi(x)^T (state b)."""
+    """Return J_phi(x)^T (state b), the gradient of x if b is that of read(state, x)."""
     return tile.phi_vjp(state @ b.mT)
 
 
@@ -212,7 +212,7 @@ def dense(x: Tile, y: Tile, u: Tensor, p: Work, diagonal: int | None, decay: Dec
 def dense_vjp(
     x: Tile, y: Tile, u: Tensor, w: Tensor, p: Work, diagonal: int | None, decay: Decay | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, y and u from that of dense(x, y, u), which is w."""
+    """Return the gradients of x, y and u if w is that of dense(x, y, u)."""
     df = _seen(w @ u.mT, x, y, p, diagonal, decay)
     if p.drops_features:
         f = _seen(x.phi.mT @ y.phi, x, y, p, diagonal, decay)
