@@ -19,9 +19,8 @@ PUBLIC = {
 }
 PRIVATE = {
     # files that are whole or absent, and the format of checkpoints
-    "fastmax": ("_choices", "_tensor_file", "backends", "core", "validation"),
-    "fastmax._atomic_file": ("remove_partial", "write_whole"),
-    "fastmax._choices": ("DROPOUT_MODES",),
+    "fastmax": ("_tensor_file", "backends", "core", "validation"),
+    "fastmax._atomic_file": ("check_target", "remove_partial", "write_whole"),
     "fastmax.dropout": ("MODES",),
     # the baselines: layers with another attention in place of Fastmax
     "fastmax.core": ("default_scale", "normalized", "similarity"),

@@ -1,76 +1,70 @@
-"""Settings: options, defaults, help and refusals come from the dataclass fields, and from nowhere else."""
+"""Settings: the rules of a dataclass are in the types of its fields, and `check` holds them."""
 
-import argparse
 from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 import pytest
 
-from fastmax_lab import cli
-from fastmax_lab._settings import add_arguments, check, given, rules, setting
-from fastmax_lab.lra.config import ModelPreset, Pace, TrainPreset
+from fastmax_lab import baselines
+from fastmax_lab._settings import OneOf, Range, Rule, SettingError, check
+from fastmax_lab.commands.lra import RunSettings
+from fastmax_lab.commands.reproduce import BUDGETS
+from fastmax_lab.experiments import items
+from fastmax_lab.lra.config import ModelPreset, TrainPreset
 from fastmax_lab.lra.run import RunConfig
 
 
 @dataclass(frozen=True)
 class Made:
-    needed: str = setting("is needed", choices=("a", "b"))
-    count: int = setting("how many", default=3, at_least=1, below=10)
-    share: float | None = setting("how much", default=None, above=0, at_most=1)
-    sizes: tuple[int, ...] | None = setting("which", default=None, at_least=2)
-    loud: bool = setting("aloud", default=False)
-    inner: int = 7
+    needed: Annotated[str, OneOf(("a", "b"))]
+    count: Annotated[int, Range(at_least=1, below=10)] = 3
+    share: Annotated[float | None, Range(above=0, at_most=1)] = None
+    sizes: Annotated[tuple[int, ...], Range(at_least=2)] = (2,)
+    even: Annotated[int, Rule(lambda value: "must be even" if value % 2 else None)] = 0
+    free: int = 7
 
     def __post_init__(self) -> None:
         check(self)
 
 
-def parse(*arguments: str, **options: object) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    add_arguments(parser, Made, **options)
-    return parser.parse_args(arguments)
-
-
-def test_options_are_the_fields() -> None:
-    options = parse("--needed", "a", "--sizes", "2", "5", "--loud")
-    assert vars(options) == {"needed": "a", "count": 3, "share": None, "sizes": [2, 5], "loud": True}
-    assert given(Made, options) == {"needed": "a", "count": 3, "sizes": [2, 5], "loud": True}
-    assert given(Made, parse(optional=True)) == {"loud": False}
-    many = parse("--counts", "1", "2", many={"count": (4,), "needed": ("a", "b")})
-    assert (many.counts, many.neededs) == ([1, 2], ["a", "b"])
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "value", "refusal"),
     [
-        (["--needed", "c"], "argument --needed: must be one of a, b, got 'c'"),
-        (["--needed", "a", "--count", "0"], "argument --count: must be at least 1 and below 10, got 0"),
-        (["--needed", "a", "--count", "1.5"], "argument --count: must be a whole number, got '1.5'"),
-        (["--needed", "a", "--share", "nan"], "argument --share: must be above 0 and at most 1, got nan"),
-        (["--needed", "a", "--share", "x"], "argument --share: must be a number, got 'x'"),
-        (["--needed", "a", "--sizes", "3", "1"], "argument --sizes: must be at least 2, got 1"),
+        ("needed", "c", "must be one of a, b, got 'c'"),
+        ("needed", None, "must be one of a, b, got None"),
+        ("count", 0, "must be at least 1 and below 10, got 0"),
+        ("count", 10, "must be at least 1 and below 10, got 10"),
+        ("share", float("nan"), "must be above 0 and at most 1, got nan"),
+        ("share", 0.0, "must be above 0 and at most 1, got 0.0"),
+        ("sizes", (3, 1), "must be at least 2, got 1"),
+        ("sizes", (), "needs at least one value"),
+        ("even", 3, "must be even"),
     ],
 )
-def test_refusals_name_the_argument_and_its_range(arguments: list[str], message: str) -> None:
-    with pytest.raises(argparse.ArgumentError) as caught:
-        parse(*arguments)
-    assert str(caught.value) == message
+def test_a_value_that_breaks_a_rule_is_refused(name: str, value: Any, refusal: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        Made(**{"needed": "a", name: value})
+    assert (caught.value.name, caught.value.refusal, str(caught.value)) == (name, refusal, f"{name} {refusal}")
 
 
-def test_a_dataclass_refuses_the_same() -> None:
+def test_other_values_are_taken() -> None:
     assert Made("a").share is None
-    with pytest.raises(ValueError, match="count must be at least 1 and below 10, got 10"):
-        Made("a", count=10)
-    with pytest.raises(ValueError, match="needed must be one of a, b, got None"):
-        Made(None)
+    assert Made("b", count=9, share=1.0, sizes=(2, 5), even=-2, free=-1).sizes == (2, 5)
 
 
-def test_every_setting_of_a_run_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["lra", "train", "--help"])
-    printed = capsys.readouterr().out
-    settings = [f for kind in (RunConfig, TrainPreset, ModelPreset, Pace) for f, _ in rules(kind)]
-    assert len(settings) >= 18
-    for f in settings:
-        assert f"--{f.name.replace('_', '-')} " in printed
-    structure = {f.name for f in fields(RunConfig)} - {f.name for f, _ in rules(RunConfig)}
-    assert structure == {"model", "train", "quirks"}
+def test_the_options_of_a_run_are_settings_of_it() -> None:
+    settings = {f.name for kind in (RunConfig, TrainPreset, ModelPreset) for f in fields(kind)}
+    assert {f.name for f in fields(RunSettings)} - settings == {"historical"}
+    unset = RunSettings().configure("listops", "softmax", 0)
+    assert unset == RunSettings(preset="skyformer").configure("listops", "softmax", 0)
+    assert RunSettings(steps=7, dropout=0.25, scale="paper").configure("listops", "softmax", 0).train.steps == 7
+
+
+def test_names_that_the_command_line_repeats_are_those_of_the_library() -> None:
+    """Copies, so that --help does not import torch."""
+    from fastmax.dropout import MODES
+    from fastmax.nn.gate import KINDS
+
+    assert BUDGETS == items.BUDGETS
+    assert baselines.DROPOUT_MODES == MODES
+    assert set(baselines.DECAYS) == {"none", *KINDS}

@@ -1,19 +1,38 @@
-"""The command `fastmax`, also as `python -m fastmax`: quiet from its first line on, whatever comes."""
+"""The command `fastmax-lab`, also as `python -m fastmax_lab`: signals first, then the command line."""
 
+import signal
 import sys
-
-from fastmax_lab.commands.interrupts import leave_at_once
+from typing import NoReturn
 
 
 def main() -> int:
-    """Runs what the command line says; returns the exit code."""
-    leave_at_once()
-    from fastmax_lab.commands.defects import keep_traceback
+    """Run the command line and return its exit code.
 
-    sys.excepthook = keep_traceback
-    from fastmax_lab import cli  # takes a moment, in which Ctrl-C is quiet already
+    Ctrl-C and SIGTERM unwind the stack, so that half-made files and locks are removed. An import that Ctrl-C interrupts
+    may raise another error than KeyboardInterrupt; the exit code is 130 all the same.
+    """
+    interrupts = []
 
-    return cli.main()
+    def interrupt(*_: object) -> NoReturn:
+        interrupts.append(signal.SIGINT)
+        raise KeyboardInterrupt
+
+    def terminate(*_: object) -> NoReturn:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, terminate)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell has it ignored
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        from fastmax_lab import cli
+
+        return cli.main()
+    except Exception:
+        if not interrupts:
+            raise
+    except KeyboardInterrupt:
+        pass
+    return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

@@ -1,98 +1,144 @@
-"""The `fastmax` command: puts the commands together, and turns what they raise into one line and an exit code."""
+"""The command `fastmax-lab`: one table of commands, parsed by tyro. An error is one line and an exit code."""
 
-import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
+from io import StringIO
+from typing import Any, get_type_hints
 
-import fastmax
-from fastmax_lab._progress import waiting
-from fastmax_lab._settings import SettingError
-from fastmax_lab.commands import bench, completion, data, demo, info, lra, report, reproduce, tune
-from fastmax_lab.commands.interrupts import STOPPED, Signals, in_order
-from fastmax_lab.commands.parser import ArgumentValueError, Parser, one_line, subcommands
+import tyro
+from tyro.extras import SubcommandApp
 
-COMMANDS = {
-    "demo": demo,
-    "info": info,
-    "bench": bench,
-    "tune": tune,
-    "lra": lra,
-    "reproduce": reproduce,
-    "report": report,
-    "data": data,
-    "completion": completion,
+import fastmax_lab
+from fastmax_lab._settings import SettingError, check
+from fastmax_lab.commands import bench, data, lra, reproduce
+from fastmax_lab.commands.shared import Command
+
+COMMANDS: dict[str, type[Command]] = {
+    "reproduce": reproduce.Reproduce,
+    "report": reproduce.Report,
+    "lra train": lra.Train,
+    "lra sweep": lra.Sweep,
+    "lra eval": lra.Eval,
+    "data list": data.List,
+    "data get": data.Get,
+    "data unpack": data.Unpack,
+    "bench core": bench.Core,
+    "bench kernel": bench.Kernel,
+    "bench decode": bench.Decode,
+    "bench generate": bench.Generate,
+    "bench dropout": bench.Dropout,
+    "bench decay": bench.Decay,
+    "bench distributed": bench.Distributed,
+    "bench long": bench.Long,
+    "bench lra": bench.Lra,
+    "tune": bench.Tune,
+}
+GROUPS = {
+    "lra": "Train and test on the Long Range Arena.",
+    "data": "List, fetch and unpack data sets.",
+    "bench": "Measure on this machine.",
 }
 
 
-def parser() -> Parser:
-    """Every command sets `run`, a function of the options.
+def parse(arguments: Sequence[str] | None = None) -> Command:
+    """Return the command of a command line, without running it.
 
-    It may set `torch`, which is imported before it runs, and `stopped`, what Ctrl-C is answered with.
+    Raises:
+        SystemExit: With code 2 and one line on standard error if an argument is wrong; with code 0 after --help.
     """
-    top = Parser(
-        prog="fastmax-lab",
-        description=fastmax.__doc__,
-        examples=[
-            "fastmax-lab demo",
-            "fastmax info",
-            "fastmax-lab bench kernel --quick",
-            "fastmax-lab lra train --help",
-        ],
-    )
-    top.add_argument("--version", action="version", version=f"fastmax {fastmax.__version__}")
-    commands = subcommands(top, "command", list(COMMANDS))
-    for one in COMMANDS.values():
-        one.add_parser(commands)
-    completion.describe(top)
-    return top
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments) == ["--version"]:
+        print(f"fastmax-lab {fastmax_lab.__version__}")
+        raise SystemExit(0)
+    said = StringIO()
+    try:
+        with redirect_stderr(said):
+            command: Command = _app().cli(
+                prog="fastmax-lab",
+                description=fastmax_lab.__doc__,
+                args=arguments,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        if stop.code:
+            print(f"fastmax-lab: {_first_paragraph(said.getvalue())}", file=sys.stderr)
+        raise
+    try:
+        check(command)
+    except SettingError as error:
+        print(_describe(error, command), file=sys.stderr)
+        raise SystemExit(2) from None
+    return command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit code. What the user can put right is a line, anything else an exception."""
-    options = parser().parse_args(arguments)
-    if "torch" in options:
-        _import_torch()  # before signals are taken: see `leave_at_once`
-    with in_order() as signals:
-        try:
-            code = options.run(options) or 0
-            sys.stdout.flush()
-            return int(code)
-        except BaseException as error:
-            answer = _answer(error, options, signals)
-            if answer is None:
-                raise
-            return answer
-
-
-def _answer(error: BaseException, options: argparse.Namespace, signals: Signals) -> int | None:
-    """The exit code for what a command raised, after a line if there is something to tell; None for what nobody foresaw."""
-    if signals.interrupted or isinstance(error, KeyboardInterrupt):
-        if "stopped" in options:
-            print(f"\n{_prog(options)}: {options.stopped}", file=sys.stderr)
-        return STOPPED
-    if isinstance(error, BrokenPipeError):  # whoever read the output has seen enough
+    """Run a command and return its exit code. An error that the user can mend is one line, any other a traceback."""
+    try:
+        code = _run(parse(arguments))
+        print(end="", flush=True)
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    if isinstance(error, SettingError):
-        print(
-            f"{_prog(options)}: argument --{error.name.replace('_', '-')}: {one_line(error.refusal)}", file=sys.stderr
-        )
+    return code
+
+
+def _run(command: Command) -> int:
+    try:
+        return command.run() or 0
+    except KeyboardInterrupt:
+        if command.stopped:
+            print(f"\n{_name(command)}: {command.stopped}", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except SettingError as error:
+        print(_describe(error, command), file=sys.stderr)
         return 2
-    if isinstance(error, ValueError | OSError):
-        print(f"{_prog(options)}: {one_line(error)}", file=sys.stderr)
-        return 2 if isinstance(error, ArgumentValueError) else 1
-    return None
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("fastmax"):
+            raise
+        print(f"{_name(command)}: needs {error.name}: run pip install 'fastmax-lab[hf]'", file=sys.stderr)
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as error:
+        print(f"{_name(command)}: {_one_line(error)}", file=sys.stderr)
+    return 1
 
 
-def _prog(options: argparse.Namespace) -> str:
-    return " ".join(["fastmax-lab", options.command, *([options.action] if "action" in options else [])])
+def _app() -> SubcommandApp:
+    """Return tyro's application of the table of commands."""
+    apps = {"": SubcommandApp()}
+    for name, kind in COMMANDS.items():
+        group, _, action = name.rpartition(" ")
+        if group not in apps:
+            apps[group] = SubcommandApp()
+            apps[""].command(apps[group], name=group, help=GROUPS[group])
+        apps[group].command(kind, name=action)
+    return apps[""]
 
 
-def _import_torch() -> None:
-    with waiting("loading PyTorch"):
-        import torch  # noqa: F401
+def _name(command: Command) -> str:
+    return f"fastmax-lab {next(name for name, kind in COMMANDS.items() if type(command) is kind)}"
+
+
+def _describe(error: SettingError, command: Command) -> str:
+    """Return the line for a setting that cannot be. An option has dashes, a positional argument has none."""
+    hint: Any = get_type_hints(type(command), include_extras=True).get(error.name)
+    positional = tyro.conf.Positional in getattr(hint, "__metadata__", ())
+    option = error.name if positional else f"--{error.name.replace('_', '-')}"
+    return f"{_name(command)}: argument {option}: {_one_line(error.refusal)}"
+
+
+def _first_paragraph(box: str) -> str:
+    """Return the text of a message of tyro up to the first rule inside of its frame, as one line."""
+    words = re.split(r"│\s*─+", re.sub(r"╭.*╮", "", box), maxsplit=1)[0]
+    return _one_line(re.sub(r"[│╰─╯]", "", words))
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""Ctrl-C wherever it comes: exit code 130 and not a word, during imports too. No time is waited for, but modules."""
+"""Ctrl-C at any moment, also during imports: exit code 130 and no traceback. The tests wait for modules, not for times."""
 
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fastmax_lab.commands.defects import keep_traceback
-from fastmax_lab.commands.interrupts import in_order, leave_at_once
+from fastmax_lab import cli
+from fastmax_lab.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 
@@ -19,8 +19,11 @@ pytestmark = pytest.mark.usefixtures("interruptible")
 def interrupted(
     command: list[str], module: str, *, times: int = 1, whole_group: bool = False
 ) -> tuple[int, str, list[str]]:
-    """Starts `fastmax` and sends Ctrl-C as soon as the module was imported so many times: the exit code, what was printed,
-    and the words on standard error."""
+    """Start `fastmax-lab` and send Ctrl-C once the module was imported so many times.
+
+    Returns:
+        The exit code, the standard output and the lines on standard error.
+    """
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", "-m", "fastmax_lab", *command],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -40,18 +43,10 @@ def interrupted(
     return process.returncode, printed, [word for word in words if not re.search(r"\.\.\. [\d,]+ s$|s so far$", word)]
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "fastmax_lab.commands.defects",  # the first that the command imports
-        "numpy",
-        "torch.types",  # in the midst of torch
-        "torch.nn",
-        "fastmax_lab.bench.demo",  # at work
-    ],
-)
+@pytest.mark.parametrize("module", ["tyro", "numpy", "torch.types", "fastmax_lab.bench.long"])
 def test_ctrl_c_is_quiet(module: str) -> None:
-    assert interrupted(["demo"], module) == (130, "", [])
+    """During the imports of the command line, in the midst of torch, and at work."""
+    assert interrupted(["bench", "long", "--quick"], module) == (130, "", [])
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
@@ -68,62 +63,48 @@ def test_the_children_of_a_terminal_are_quiet_too() -> None:
     assert interrupted(bench, "fastmax_lab.bench.distributed", times=2, whole_group=True) == (130, "", [])
 
 
-def test_what_an_interrupted_import_raises_instead_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), in_order() as signals:
-        os.kill(os.getpid(), signal.SIGINT)
-    assert signals.interrupted
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert capsys.readouterr().err == ""
-
-
-def test_only_the_main_thread_has_signals() -> None:
-    found = []
-
-    def run() -> None:
-        with in_order() as signals:
-            found.append(signals.interrupted)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert found == [False]
-
-
-def test_a_destructor_that_is_interrupted_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    class Rude:
-        def __init__(self, error: BaseException) -> None:
-            self.error = error
-
-        def __del__(self) -> None:
-            raise self.error
-
-    with in_order():
-        Rude(KeyboardInterrupt())
-    assert capsys.readouterr().err == ""
-
-
-def test_an_ignored_signal_stays_ignored() -> None:
-    """As of a job in the background."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        leave_at_once()
-        with in_order() as signals:
-            os.kill(os.getpid(), signal.SIGINT)
-        assert not signals.interrupted
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_a_defect_is_one_line_and_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("restored_signals")
+def test_an_interrupt_that_an_import_turned_into_another_error_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    error = RuntimeError("two\nlines")
-    keep_traceback(RuntimeError, error, None)
-    (file,) = tmp_path.iterdir()
-    assert capsys.readouterr().err == f"fastmax: a defect: RuntimeError: two lines (please report it with {file})\n"
-    assert "RuntimeError: two\nlines" in file.read_text()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    keep_traceback(RuntimeError, error, None)
-    assert "RuntimeError: two\nlines" in capsys.readouterr().err
+    def convert() -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("half of a module") from None
+        return 0
+
+    monkeypatch.setattr(cli, "main", convert)
+    assert main() == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("restored_signals")
+def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a job in the background."""
+
+    def work() -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return 0
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    monkeypatch.setattr(cli, "main", work)
+    assert main() == 0
+
+
+@pytest.mark.usefixtures("restored_signals")
+def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(cli, "main", fail)
+    with pytest.raises(RuntimeError, match="a defect"):
+        main()
+
+
+@pytest.fixture
+def restored_signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

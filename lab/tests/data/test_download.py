@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from lab.tests.lra.samples import largest_file
 
-from fastmax_lab.commands.data import data_sets
+from fastmax_lab.commands.data import DATA_SETS
 from fastmax_lab.data import download
 from fastmax_lab.data.registry import Remote
 
@@ -127,7 +127,7 @@ def test_a_disk_that_is_too_small_to_begin_with(server: SimpleNamespace, tmp_pat
 
 def test_the_registry_is_complete() -> None:
     """Every remote file has a checksum, a size and a safe place; every other set says what to do."""
-    for name, one in data_sets().items():
+    for name, one in DATA_SETS.items():
         assert one.name == name
         assert one.remotes or one.hint
         for file in one.remotes:

@@ -1,1 +1,1 @@
-"""The commands of `fastmax`, a module each: options to calls, results to text."""
+"""The commands of `fastmax-lab`: dataclasses of options, which tyro parses, with a method that runs them."""

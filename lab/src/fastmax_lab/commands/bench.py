@@ -1,89 +1,113 @@
-"""`fastmax-lab bench`: a module of `bench` measures, that of the same name in `report` draws."""
+"""`fastmax-lab bench` and `fastmax-lab tune`: a module of `bench` measures, that of the same name in `report` draws."""
 
-import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from fastmax_lab._progress import waiting
-from fastmax_lab._settings import add_arguments, given, setting
+from fastmax_lab._settings import Range
 from fastmax_lab.bench.selection import Selection
-from fastmax_lab.commands.extras import need
-from fastmax_lab.commands.parser import Parser, command, subcommands
-from fastmax_lab.commands.paths import new_file
-from fastmax_lab.commands.shared import Printing, Threads, check_device, print_result, set_threads
-
-BENCHES = {
-    "core": "growth of time and memory, and the paper's literal form",
-    "kernel": "the native kernel against sgemm, softmax attention and plain PyTorch",
-    "decode": "time per token with a state, against softmax attention over a cache",
-    "generate": "a token of generation by a model of transformers: time and memory, against a cache of keys and values",
-    "dropout": "what each dropout mode costs",
-    "decay": "what forgetting costs, against the same call without",
-    "distributed": "a sequence over several processes: bytes, time, and the cost on paper of many machines",
-    "long": "one head over a million tokens: time, memory, precision",
-    "lra": "training steps per second and memory of every attention of the Long Range Arena",
-}
-
-EXAMPLES = {
-    "kernel": ["fastmax-lab bench kernel --tokens 1000 --head-dim 64", "fastmax-lab bench kernel --device cuda"]
-}
-"""Beyond what every benchmark has."""
+from fastmax_lab.commands.paths import NEW_FILE
+from fastmax_lab.commands.shared import Command, Printing, Threads, check_device
 
 
-@dataclass(frozen=True)
-class Measuring:
-    out: Path | None = setting(
-        "write the measurements as JSON", default=None, metavar="FILE", problem=new_file
-    )  # known before: minutes of work would be lost
-    quick: bool = setting("fewer sizes and rounds", default=False)
+@dataclass(frozen=True, kw_only=True)
+class Benchmark(Threads, Printing, Command):
+    """A benchmark, named as its class."""
+
+    out: Annotated[Path | None, NEW_FILE] = None
+    """Write the measurements as JSON."""
+    quick: bool = False
+    """Fewer sizes and rounds."""
+
+    def run(self) -> None:
+        self.limit_threads()
+        self.measure(type(self).__name__.lower())
+
+    def measure(self, name: str, **parts: Any) -> None:
+        """Run the benchmark module and show its result."""
+        with waiting("loading"):
+            bench = import_module(f"fastmax_lab.bench.{name}")
+        measured = bench.run(None if self.out is None else str(self.out), self.quick, **parts)
+        self.show(measured, import_module(f"fastmax_lab.report.{name}").summary)
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
-    bench = command(
-        subparsers,
-        "bench",
-        "measure on this machine",
-        examples=["fastmax-lab bench kernel --quick", "fastmax-lab bench decode --threads 1 --out decode.json"],
-    )
-    benches = subcommands(bench, "action", list(BENCHES))
-    for name, text in BENCHES.items():
-        more = EXAMPLES.get(name, ())
-        own = [f"fastmax-lab bench {name} --quick", f"fastmax-lab bench {name} --out {name}.json", *more]
-        one = command(benches, name, text, examples=own)
-        for kind in (Measuring, Threads, Printing, *((Selection,) if name == "kernel" else ())):
-            add_arguments(one, kind)
-        one.set_defaults(run=_bench, torch=True)
+class Core(Benchmark):
+    """Measure the growth of time and memory, and the paper's literal form."""
 
 
-def _bench(options: argparse.Namespace) -> None:
-    set_threads(options)
-    parts = {"only": Selection(**given(Selection, options))} if options.action == "kernel" else {}
-    if options.action == "kernel" and options.device == "cuda":
-        check_device(options.device)
-        _on_a_gpu(options, parts["only"])
-        return
-    if options.action == "generate":
-        need("hf")
-    with waiting("loading"):
-        bench = import_module(f"fastmax_lab.bench.{options.action}")
-    measured = bench.run(_out(options), options.quick, **parts)
-    print_result(options, measured, import_module(f"fastmax_lab.report.{options.action}").summary)
+class Decode(Benchmark):
+    """Measure the time per token with a state, against softmax attention over a cache."""
 
 
-def _on_a_gpu(options: argparse.Namespace, only: Selection) -> None:
-    from fastmax_lab.bench import gpu
-    from fastmax_lab.report.gpu import summary
-
-    quick = options.quick
-    chosen = gpu.cells(
-        only.tokens or ((4096, 16384) if quick else (1024, 4096, 16384, 65536)),
-        only.head_dim or ((64,) if quick else (32, 64, 128)),
-        (2,) if only.order is None and quick else (1, 2) if only.order is None else (only.order,),
-        ("bfloat16",) if only.dtype is None else (only.dtype,),
-    )
-    print_result(options, gpu.run(_out(options), list(chosen)), summary)
+class Generate(Benchmark):
+    """Measure generation by a model of transformers: time and memory per token, against a cache of keys and values."""
 
 
-def _out(options: argparse.Namespace) -> str | None:
-    return None if options.out is None else str(options.out)
+class Dropout(Benchmark):
+    """Measure the cost of each dropout mode."""
+
+
+class Decay(Benchmark):
+    """Measure the cost of forgetting, against the same call without."""
+
+
+class Distributed(Benchmark):
+    """Measure a sequence over several processes: bytes, time, and the computed cost on many machines."""
+
+
+class Long(Benchmark):
+    """Measure one head over a million tokens: time, memory, precision."""
+
+
+class Lra(Benchmark):
+    """Measure training steps per second and memory of every attention of the Long Range Arena."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel(Selection, Benchmark):
+    """Measure the native kernel against sgemm, softmax attention and plain PyTorch.
+
+    Example: fastmax-lab bench kernel --tokens 1000 --head-dim 64 --out kernel.json
+    """
+
+    def run(self) -> None:
+        self.limit_threads()
+        only = Selection(**{field.name: getattr(self, field.name) for field in fields(Selection)})
+        if self.device == "cuda":
+            check_device(self.device)
+            self._measure_gpu(only)
+        else:
+            self.measure("kernel", only=only)
+
+    def _measure_gpu(self, only: Selection) -> None:
+        from fastmax_lab.bench import gpu
+        from fastmax_lab.report.gpu import summary
+
+        cells = gpu.cells(
+            only.tokens or ((4096, 16384) if self.quick else (1024, 4096, 16384, 65536)),
+            only.head_dim or ((64,) if self.quick else (32, 64, 128)),
+            ((2,) if self.quick else (1, 2)) if only.order is None else (only.order,),
+            ("bfloat16",) if only.dtype is None else (only.dtype,),
+        )
+        self.show(gpu.run(None if self.out is None else str(self.out), list(cells)), summary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune(Command):
+    """Look for tiles of the Triton kernels that are faster on this GPU, to report them."""
+
+    head_dim: Annotated[int, Range(at_least=1, at_most=128)] = 64
+    """Channels of a head."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """The dtype of queries, keys and values."""
+    tokens: Annotated[int, Range(at_least=1024, at_most=1 << 20)] = 16384
+    """Length of the sequence."""
+    heads: Annotated[int, Range(at_least=1, at_most=1024)] = 16
+    """Number of heads."""
+
+    def run(self) -> None:
+        from fastmax_lab.bench import tune
+
+        print(tune.run(head_dim=self.head_dim, dtype=self.dtype, tokens=self.tokens, heads=self.heads))

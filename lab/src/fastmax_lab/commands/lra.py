@@ -1,208 +1,224 @@
-"""`fastmax-lab lra train | eval | sweep`: the parsers are made from the settings of a run."""
+"""`fastmax-lab lra train | sweep | eval`: training and testing on the Long Range Arena."""
 
-import argparse
 import gc
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial, wraps
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from tyro.conf import Positional
 
 from fastmax_lab._progress import waiting
-from fastmax_lab._settings import add_arguments, given, setting
-from fastmax_lab.baselines import SEVEN
-from fastmax_lab.commands.extras import need
-from fastmax_lab.commands.parser import ArgumentValueError, Parser, command, subcommands
-from fastmax_lab.commands.paths import existing, new_folder, path_type
-from fastmax_lab.commands.shared import (
-    DataFolder,
-    Device,
-    Printing,
-    Threads,
-    check_device,
-    data_folder,
-    print_result,
-    set_threads,
-)
-from fastmax_lab.lra import tasks
-from fastmax_lab.lra.config import ModelPreset, Pace, Processes, TrainPreset
+from fastmax_lab._settings import Range, SettingError
+from fastmax_lab.baselines import DECAYS, DROPOUT_MODES, NAMES, SCALES, SEVEN
+from fastmax_lab.commands.paths import EXISTING, NEW_FOLDER
+from fastmax_lab.commands.shared import Command, Data, Device, Printing, Threads, check_device, choice
+from fastmax_lab.lra import presets, tasks
+from fastmax_lab.lra.config import COUNT, RATE, Pace, Processes
 from fastmax_lab.lra.quirks import Quirks, flags
-from fastmax_lab.lra.run import RunConfig, configure
+from fastmax_lab.lra.run import PRECISIONS, SEED, RunConfig, configure
+
+RUNS = Path("runs/lra")
+TASKS = tasks.names()
+HISTORICAL = ("all", *flags())
 
 
-@dataclass(frozen=True)
-class Output:
-    out: Path | None = setting(
-        "where to write (default: a folder in runs/lra)", default=None, metavar="DIR", problem=new_folder
-    )
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The settings of a run beside its task, attention and seed. None leaves the preset's value."""
+
+    preset: Annotated[str, choice(presets.NAMES)] = RunConfig.preset
+    """The harness whose settings to take."""
+    lr: Annotated[float | None, Range(above=0)] = None
+    """Peak learning rate."""
+    warmup: Annotated[int | None, Range(at_least=0)] = None
+    """Steps of warmup."""
+    batch: Annotated[int | None, COUNT] = None
+    """Examples per step, over all processes."""
+    steps: Annotated[int | None, COUNT] = None
+    """Optimizer steps."""
+    dropout: Annotated[float | None, RATE] = None
+    """Dropout rate outside of the attention."""
+    attention_dropout: Annotated[float | None, RATE] = None
+    """Dropout rate inside of the attention."""
+    scale: Annotated[str, choice(SCALES)] = RunConfig.scale
+    """The scale of fastmax."""
+    decay: Annotated[str, choice(DECAYS)] = RunConfig.decay
+    """The decay of fastmax and softmax, in both directions."""
+    standardized: bool = False
+    """Give softmax standardized queries and keys."""
+    dropout_mode: Annotated[str, choice(DROPOUT_MODES)] = RunConfig.dropout_mode
+    """The dropout of fastmax."""
+    length: Annotated[int | None, COUNT] = None
+    """Cut sequences to so many tokens."""
+    train_examples: Annotated[int | None, COUNT] = None
+    """Train on the first so many examples."""
+    group_lengths: bool = False
+    """Make batches of examples of similar length, which need less padding."""
+    eval_examples: Annotated[int | None, COUNT] = None
+    """Score the first so many examples of dev and test."""
+    eval_every: Annotated[int | None, COUNT] = None
+    """Steps between scores on the dev set, instead of a twentieth of all."""
+    precision: Annotated[str, choice(PRECISIONS)] = RunConfig.precision
+    """fp32 (no) or autocast."""
+    historical: tuple[Annotated[str, choice(HISTORICAL)], ...] = ()
+    """Behave as old harnesses did."""
+
+    def configure(self, task: str, attention: str, seed: int) -> RunConfig:
+        """Return the configuration of a run."""
+        given = {field.name: getattr(self, field.name) for field in fields(RunSettings) if field.name != "historical"}
+        changes = {name: value for name, value in given.items() if value is not None}
+        return configure(task, attention, seed=seed, quirks=Quirks.named(self.historical), **changes)
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    split: str = setting("which examples to score", default="test", choices=tasks.SPLITS)
+@dataclass(frozen=True, kw_only=True)
+class Training(RunSettings, Data, Threads, Device, Printing):
+    """Options of train and sweep that do not change the numbers of a run."""
+
+    log_every: Annotated[int, COUNT] = Pace.log_every
+    """Steps between lines of the log."""
+    checkpoint_every: Annotated[int, COUNT] = Pace.checkpoint_every
+    """Steps between checkpoints."""
+    out: Annotated[Path | None, NEW_FOLDER] = None
+    """Folder to write to, instead of one in runs/lra."""
+
+    @property
+    def pace(self) -> Pace:
+        """The steps between writes."""
+        return Pace(self.log_every, self.checkpoint_every)
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        """The printer of progress: on standard error where standard output is JSON."""
+        return partial(print, file=sys.stderr) if self.json else print
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
-    lra = command(
-        subparsers,
-        "lra",
-        "train and test on the Long Range Arena",
-        examples=["fastmax-lab lra train --task listops", "fastmax-lab lra eval runs/lra/listops-fastmax2-seed0"],
-    )
-    commands = subcommands(lra, "action", ["train", "sweep", "eval"])
-    one = command(
-        commands,
-        "train",
-        "train one attention on one task, then test it",
-        examples=[
-            "fastmax-lab lra train --task listops --attention fastmax2",
-            "fastmax-lab lra train --task image --length 256 --steps 1000 --out runs/small",
-            "fastmax-lab lra train --task image --length 256 --steps 1000 --out runs/small --resume",
-        ],
-    )
-    _add_run(one)
-    add_arguments(one, Processes)
-    one.add_argument("--resume", action="store_true", help="continue the run in --out")
-    one.set_defaults(run=_parting(_train), torch=True, stopped="stopped; run it again with --resume to go on")
-    grid = command(
-        commands,
-        "sweep",
-        "train a grid of tasks and attentions; run it again to go on",
-        examples=["fastmax-lab lra sweep --tasks listops image --attentions softmax fastmax2 --seeds 0 1 --steps 1000"],
-    )
-    _add_run(grid, {"task": tasks.names(), "attention": SEVEN, "seed": (0,)})
-    grid.set_defaults(run=_parting(_sweep), torch=True, stopped="stopped; run it again to go on")
-    score = command(
-        commands,
-        "eval",
-        "score a checkpoint",
-        examples=[
-            "fastmax-lab lra eval runs/lra/listops-fastmax2-seed0",
-            "fastmax-lab lra eval best.safetensors --split val --json",
-        ],
-    )
-    score.add_argument(
-        "checkpoint", type=path_type(existing), metavar="FILE", help="a .safetensors file, or the folder of a run"
-    )
-    for kind in (Evaluation, DataFolder, Threads, Device, Printing):
-        add_arguments(score, kind)
-    score.set_defaults(run=_parting(_eval), torch=True)
+@dataclass(frozen=True, kw_only=True)
+class Train(Training, Command):
+    """Train one attention on one task, then test it.
+
+    Example: fastmax-lab lra train --task image --length 256 --steps 1000 --out runs/small --resume
+    """
+
+    stopped = "stopped; run it again with --resume to go on"
+
+    task: Annotated[str, choice(TASKS)]
+    """The task to learn."""
+    attention: Annotated[str, choice(NAMES)] = RunConfig.attention
+    """The attention to learn it with."""
+    seed: Annotated[int, SEED] = 0
+    """The seed of weights, order and dropout."""
+    context_parallel: Annotated[int, COUNT] = Processes.context_parallel
+    """Processes that share a sequence, under torchrun. For fastmax only."""
+    resume: bool = False
+    """Continue the run in --out."""
+
+    def run(self) -> None:
+        config = self.configure(self.task, self.attention, self.seed)
+        check_device(self.device)
+        self.limit_threads()
+        from fastmax_lab.lra.sweep import folder
+        from fastmax_lab.lra.train import is_main_process, train
+
+        out = folder(RUNS, config) if self.out is None else self.out
+        with _process_group_closed():
+            result = train(
+                config,
+                data=self.data_folder,
+                out=out,
+                resume=self.resume,
+                pace=self.pace,
+                processes=Processes(self.context_parallel),
+                device=self.device,
+                say=self.say,
+            )
+            if is_main_process():
+                self.show(result, lambda _: f"written to {out}")
 
 
-def _add_run(parser: Parser, many: dict[str, Any] | None = None) -> None:
-    add_arguments(parser, RunConfig, many=many)
-    presets = parser.add_argument_group("in the place of the preset's")
-    add_arguments(presets, TrainPreset, optional=True)
-    add_arguments(presets, ModelPreset, optional=True)
-    for kind in (Pace, DataFolder, Output, Threads, Device, Printing):
-        add_arguments(parser, kind)
-    parser.add_argument(
-        "--historical",
-        nargs="*",
-        default=[],
-        choices=["all", *flags()],
-        metavar="FLAG",
-        help=f"behave as old harnesses did: {', '.join(['all', *flags()])}",
-    )
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Training, Command):
+    """Train a grid of tasks, attentions and seeds. Run it again to go on.
+
+    Example: fastmax-lab lra sweep --tasks listops image --attentions softmax fastmax2 --seeds 0 1 --steps 1000
+    """
+
+    stopped = "stopped; run it again to go on"
+
+    tasks: tuple[Annotated[str, choice(TASKS)], ...] = TASKS
+    """The tasks to learn."""
+    attentions: tuple[Annotated[str, choice(NAMES)], ...] = SEVEN
+    """The attentions to learn them with."""
+    seeds: Annotated[tuple[int, ...], SEED] = (0,)
+    """The seeds of weights, order and dropout."""
+
+    def run(self) -> None:
+        configs = [
+            self.configure(task, attention, seed)
+            for seed in self.seeds
+            for task in self.tasks
+            for attention in self.attentions
+        ]
+        check_device(self.device)
+        self.limit_threads()
+        from fastmax_lab.lra.sweep import sweep
+        from fastmax_lab.lra.train import is_main_process
+        from fastmax_lab.report import lra as report
+
+        out = RUNS if self.out is None else self.out
+        with _process_group_closed():
+            found = sweep(configs, data=self.data_folder, out=out, pace=self.pace, device=self.device, say=self.say)
+            if is_main_process():
+                self.show(found, report.accuracies)
 
 
-def _train(options: argparse.Namespace) -> None:
-    from fastmax_lab.lra.sweep import folder
-    from fastmax_lab.lra.train import is_main_process, train
+@dataclass(frozen=True, kw_only=True)
+class Eval(Data, Threads, Device, Printing, Command):
+    """Score a checkpoint.
 
-    config = _config(options, options.task, options.attention, options.seed)
-    out = folder(Path("runs/lra"), config) if options.out is None else options.out
-    data = _prepare(options)
-    result = train(
-        config,
-        data=data,
-        out=out,
-        resume=options.resume,
-        pace=Pace(**given(Pace, options)),
-        processes=Processes(**given(Processes, options)),
-        device=options.device,
-        say=_say(options),
-    )
-    if is_main_process():
-        print_result(options, result, lambda _: f"written to {out}")
+    Example: fastmax-lab lra eval runs/lra/listops-fastmax2-seed0 --split val --json
+    """
 
+    checkpoint: Annotated[Positional[Path], EXISTING]
+    """A .safetensors file, or the folder of a run."""
+    split: Annotated[str, choice(tasks.SPLITS)] = "test"
+    """The examples to score."""
 
-def _sweep(options: argparse.Namespace) -> None:
-    from fastmax_lab.lra.sweep import sweep
-    from fastmax_lab.lra.train import is_main_process
-    from fastmax_lab.report import lra as report
+    def run(self) -> None:
+        check_device(self.device)
+        self.limit_threads()
+        from fastmax_lab.lra import checkpoint
+        from fastmax_lab.lra.evaluate import evaluate, load_split
+        from fastmax_lab.lra.processes import Share
+        from fastmax_lab.lra.train import BEST, make_accelerator
 
-    configs = [
-        _config(options, task, attention, seed)
-        for seed in options.seeds
-        for task in options.tasks
-        for attention in options.attentions
-    ]
-    out = Path("runs/lra") if options.out is None else options.out
-    data = _prepare(options)
-    found = sweep(
-        configs, data=data, out=out, pace=Pace(**given(Pace, options)), device=options.device, say=_say(options)
-    )
-    if is_main_process():
-        print_result(options, found, report.accuracies)
+        path = self.checkpoint / BEST if self.checkpoint.is_dir() else self.checkpoint
+        if not path.is_file():
+            raise SettingError("checkpoint", f"must be a file or the folder of a run: {path} is not there")
+        held = checkpoint.load(path)
+        with _process_group_closed():
+            accelerator = make_accelerator(held.config.precision, self.device)
+            model = accelerator.prepare(held.config.make_model())
+            checkpoint.restore(held, model, None)
+            part = Share(accelerator.process_index, accelerator.num_processes)
+            split = load_split(held.config, self.split, self.data_folder)
+            with waiting("scoring"):
+                score = evaluate(accelerator, part, model, split, held.config)
+            if accelerator.is_main_process:
+                what = f"{held.config.task}, {held.config.attention}, step {held.position.step:,}, {self.split}"
+                text = f"{what}: loss {score.loss:.4f}, accuracy {score.accuracy:.4f} ({score.examples:,} examples)"
+                self.show(score._asdict(), lambda _: text)
 
 
-def _eval(options: argparse.Namespace) -> None:
-    from fastmax_lab.lra import checkpoint
-    from fastmax_lab.lra.evaluate import evaluate, load_split
-    from fastmax_lab.lra.processes import Share
-    from fastmax_lab.lra.train import BEST, make_accelerator
+@contextmanager
+def _process_group_closed() -> Iterator[None]:
+    """Destroy the process group at the end. Its threads can abort the interpreter if they run when it exits."""
+    yield
+    from torch import distributed
 
-    path = options.checkpoint / BEST if options.checkpoint.is_dir() else options.checkpoint
-    if not path.is_file():
-        raise ArgumentValueError(f"argument FILE: {path} is not there")
-    data = _prepare(options)
-    held = checkpoint.load(path)
-    accelerator = make_accelerator(held.config.precision, options.device)
-    model = accelerator.prepare(held.config.make_model())
-    checkpoint.restore(held, model, None)
-    part = Share(accelerator.process_index, accelerator.num_processes)
-    with waiting("scoring"):
-        score = evaluate(accelerator, part, model, load_split(held.config, options.split, data), held.config)
-    if accelerator.is_main_process:
-        what = f"{held.config.task}, {held.config.attention}, step {held.position.step:,}, {options.split}"
-        text = f"{what}: loss {score.loss:.4f}, accuracy {score.accuracy:.4f} ({score.examples:,} examples)"
-        print_result(options, score._asdict(), lambda _: text)
-
-
-def _prepare(options: argparse.Namespace) -> Path:
-    """What can be refused before the work begins; returns the data folder."""
-    check_device(options.device)
-    need("lra")
-    set_threads(options)
-    return data_folder(options)
-
-
-def _say(options: argparse.Namespace) -> Callable[[str], None]:
-    """Beside JSON, words on how it goes are on standard error."""
-    return partial(print, file=sys.stderr) if options.json else print
-
-
-def _config(options: argparse.Namespace, task: str, attention: str, seed: int) -> RunConfig:
-    changes: dict[str, Any] = {}
-    for kind in (TrainPreset, ModelPreset, RunConfig):
-        changes |= given(kind, options)
-    changes |= {"task": task, "attention": attention, "seed": seed, "quirks": Quirks.named(options.historical)}
-    return configure(**changes)
-
-
-def _parting(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
-    """`run`, and then the end of what joins the processes: its threads, if they still run when the interpreter exits, can
-    abort it."""
-
-    @wraps(run)
-    def whole(options: argparse.Namespace) -> None:
-        run(options)
-        from torch import distributed
-
-        if distributed.is_available() and distributed.is_initialized():
-            gc.collect()  # models that were wrapped to share gradients are in cycles, and hold the group
-            distributed.destroy_process_group()
-
-    return whole
+    if distributed.is_available() and distributed.is_initialized():
+        gc.collect()  # a model that DDP wraps is in a reference cycle, and holds the group
+        distributed.destroy_process_group()

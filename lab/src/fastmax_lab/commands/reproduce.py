@@ -1,75 +1,78 @@
-"""`fastmax-lab reproduce`: measure what the paper shows; what is measured already is not measured again."""
+"""`fastmax-lab reproduce` measures what the paper shows, `fastmax-lab report` draws it."""
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
 
 from fastmax_lab._progress import waiting
-from fastmax_lab._settings import add_arguments, setting
-from fastmax_lab.commands.extras import need
-from fastmax_lab.commands.parser import Parser, command
-from fastmax_lab.commands.paths import new_folder
-from fastmax_lab.commands.shared import DataFolder, Threads, data_folder, set_threads
-from fastmax_lab.experiments.items import BUDGETS
+from fastmax_lab.commands.paths import EXISTING_FOLDER, NEW_FOLDER
+from fastmax_lab.commands.shared import Command, Data, Threads, choice
 
+BUDGETS = ("quick", "cpu", "full")
 EXPERIMENTS = (
     "exactness", "scaling", "maps", "dropout", "language", "recall", "lra-speed", "lra-pace", "lra", "lra-settings",
-    "lra-small",
 )  # fmt: skip
-"""Those of `fastmax_lab.experiments.registry`, named here so that help and wrong arguments need no torch."""
+"""The names in `fastmax_lab.experiments`, which imports torch; --help does not."""
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    budget: str = setting(
-        "minutes without data, hours with real data, or the paper's scale, for GPUs",
-        default="quick",
-        choices=BUDGETS,
-    )
-    out: Path | None = setting(
-        "where the results are and go (default: out/BUDGET)", default=None, metavar="DIR", problem=new_folder
-    )
+@dataclass(frozen=True, kw_only=True)
+class Reproduce(Threads, Data, Command):
+    """Measure what the paper shows, and go on where it was stopped.
+
+    Example: fastmax-lab reproduce --budget cpu --only scaling maps --out out/cpu
+    """
+
+    stopped = "stopped; run it again to go on"
+
+    budget: Annotated[str, choice(BUDGETS)] = "quick"
+    """Minutes without data, hours with real data, or the paper's scale, for GPUs."""
+    only: tuple[Annotated[str, choice(EXPERIMENTS)], ...] = EXPERIMENTS
+    """The experiments to run."""
+    out: Annotated[Path | None, NEW_FOLDER] = None
+    """Folder of the results, instead of out/BUDGET."""
+
+    def run(self) -> int:
+        out = Path("out") / self.budget if self.out is None else self.out
+        self.limit_threads()
+        with waiting("loading"):
+            from fastmax_lab.experiments import registry, runner
+        chosen = [one for name, one in registry.EXPERIMENTS.items() if name in self.only]
+        outcome = runner.run(chosen, self.budget, data=self.data_folder, out=out, command=self.line)
+        print(f"{outcome.measured} measured, {len(outcome.left_out)} left out; the results are in {out}")
+        return 1 if outcome.left_out else 0
+
+    @property
+    def line(self) -> str:
+        """The command line without folders, which are no part of a result."""
+        parts = ["fastmax-lab reproduce", f"--budget {self.budget}"]
+        if self.only != EXPERIMENTS:
+            parts.append(f"--only {' '.join(self.only)}")
+        if self.threads is not None:
+            parts.append(f"--threads {self.threads}")
+        if self.data is not None:
+            parts.append("--data DIR")
+        return " ".join(parts)
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
-    reproduce = command(
-        subparsers,
-        "reproduce",
-        "measure what the paper shows, and go on where it was stopped",
-        examples=[
-            "fastmax-lab reproduce",
-            "fastmax-lab reproduce --budget cpu --only scaling maps --data ~/data --out out/cpu",
-        ],
-    )
-    reproduce.add_argument(
-        "--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS), metavar="NAME",
-        help=f"which experiments: {', '.join(EXPERIMENTS)} (default: all)",
-    )  # fmt: skip
-    for kind in (Reproduction, DataFolder, Threads):
-        add_arguments(reproduce, kind)
-    reproduce.set_defaults(run=_run, torch=True, stopped="stopped; run it again to go on")
+@dataclass(frozen=True, kw_only=True)
+class Report(Command):
+    """Draw a page of the results of reproduce. Measures nothing.
 
+    Example: fastmax-lab report out/quick --out page
+    """
 
-def _run(options: argparse.Namespace) -> int:
-    out = Path("out") / options.budget if options.out is None else options.out
-    if {"lra", "lra-pace", "lra-settings", "lra-small"} & set(options.only):
-        need("lra")
-    set_threads(options)
-    with waiting("loading"):
-        from fastmax_lab.experiments import registry, runner
-    chosen = [one for name, one in registry.EXPERIMENTS.items() if name in options.only]
-    outcome = runner.run(chosen, options.budget, data=data_folder(options), out=out, command=_command(options))
-    print(f"{outcome.measured} measured, {len(outcome.left_out)} left out; the results are in {out}")
-    return 1 if outcome.left_out else 0
+    folder: Annotated[Positional[Path], EXISTING_FOLDER]
+    """Folder of the results."""
+    out: Annotated[Path | None, NEW_FOLDER] = None
+    """Folder to write to, instead of FOLDER/report."""
 
+    def run(self) -> None:
+        with waiting("drawing"):
+            from fastmax_lab.report.page.build import build
 
-def _command(options: argparse.Namespace) -> str:
-    """As it was given, but for folders: where a user keeps things is no part of a result."""
-    parts = ["fastmax-lab reproduce", f"--budget {options.budget}"]
-    if options.only != list(EXPERIMENTS):
-        parts.append(f"--only {' '.join(options.only)}")
-    if options.threads is not None:
-        parts.append(f"--threads {options.threads}")
-    if options.data is not None:
-        parts.append("--data DIR")
-    return " ".join(parts)
+            report = build(self.folder, self.folder / "report" if self.out is None else self.out)
+        for line in report.headlines:
+            print(line)
+        print(f"The report: {report.page}")

@@ -1,8 +1,12 @@
-"""The settings of a model, of its training and of the log, and presets: frozen dataclasses that check themselves."""
+"""The settings of a model, of its training and of the log: frozen dataclasses that check themselves."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from fastmax_lab._settings import check, setting
+from fastmax_lab._settings import Range, check
+
+RATE = Range(at_least=0, below=1)
+COUNT = Range(at_least=1)
 
 
 @dataclass(frozen=True)
@@ -14,8 +18,8 @@ class ModelPreset:
     qkv: int = 64
     heads: int = 2
     mlp: int = 128
-    dropout: float = setting("rate outside of the attention", default=0.1, at_least=0, below=1)
-    attention_dropout: float = setting("rate inside of it", default=0.1, at_least=0, below=1)
+    dropout: Annotated[float, RATE] = 0.1
+    attention_dropout: Annotated[float, RATE] = 0.1
     positions: str = "learned"
     pool: str = "mean"
     vocabulary: int = 512
@@ -31,10 +35,11 @@ class ModelPreset:
 class TrainPreset:
     """The optimizer, AdamW with decoupled decay, and its schedule."""
 
-    lr: float = setting("peak learning rate", above=0)
-    warmup: int = setting("steps of warmup", at_least=0)
-    batch: int = setting("examples per step, over all processes", at_least=1)
-    steps: int = setting("optimizer steps", at_least=1)
+    lr: Annotated[float, Range(above=0)]
+    warmup: Annotated[int, Range(at_least=0)]
+    batch: Annotated[int, COUNT]
+    """Examples per step, over all processes."""
+    steps: Annotated[int, COUNT]
     schedule: str = "onecycle"
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
@@ -49,7 +54,7 @@ class TrainPreset:
 
 @dataclass(frozen=True)
 class Preset:
-    """`length` is given where a harness cuts a task shorter than the task says."""
+    """The settings of one harness for one task. `length` is given where the harness cuts the task shorter."""
 
     model: ModelPreset
     train: TrainPreset
@@ -58,10 +63,10 @@ class Preset:
 
 @dataclass(frozen=True)
 class Pace:
-    """How often to write what, in steps. It does not change the numbers of a run."""
+    """Steps between writes. They do not change the numbers of a run."""
 
-    log_every: int = setting("steps between lines of the log", default=10, at_least=1)
-    checkpoint_every: int = setting("steps between checkpoints", default=200, at_least=1)
+    log_every: Annotated[int, COUNT] = 10
+    checkpoint_every: Annotated[int, COUNT] = 200
 
     def __post_init__(self) -> None:
         check(self)
@@ -69,11 +74,10 @@ class Pace:
 
 @dataclass(frozen=True)
 class Processes:
-    """How processes share the work. It does not change the numbers of a run, but for the order of sums and the dropout."""
+    """The division of work among processes. It changes the order of sums and the dropout, no other number of a run."""
 
-    context_parallel: int = setting(
-        "processes that share a sequence, under torchrun; fastmax only", default=1, at_least=1
-    )
+    context_parallel: Annotated[int, COUNT] = 1
+    """Processes that share a sequence."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -1,5 +1,6 @@
 """Historical behaviour of the public harnesses, off by default, each by its name."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 
@@ -19,7 +20,7 @@ class Quirks:
     """What does not fill a batch is left out of an evaluation; else every example counts."""
 
     @staticmethod
-    def named(names: list[str]) -> "Quirks":
+    def named(names: Sequence[str]) -> "Quirks":
         known = flags()
         unknown = sorted(set(names) - {"all", *known})
         if unknown:

@@ -1,42 +1,50 @@
-"""RunConfig: everything that decides the numbers of a training run, as JSON and back."""
+"""The configuration of a run: everything that decides the numbers of a training run, as JSON and back."""
 
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastmax._choices import DROPOUT_MODES
-from fastmax_lab._settings import check, rules, setting
-from fastmax_lab.baselines import DECAYS, NAMES, SCALES, Options
+from fastmax_lab._settings import OneOf, Range, check
+from fastmax_lab.baselines import DECAYS, DROPOUT_MODES, NAMES, SCALES, Options
 from fastmax_lab.lra import presets, tasks
-from fastmax_lab.lra.config import ModelPreset, TrainPreset
+from fastmax_lab.lra.config import COUNT, ModelPreset, TrainPreset
 from fastmax_lab.lra.quirks import Quirks
 
 if TYPE_CHECKING:
     from fastmax_lab.lra.model import Classifier
 
+PRECISIONS = ("no", "bf16")
+"""Of autocast; "no" is fp32."""
+
+SEED = Range(at_least=0, below=2**63)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Two runs with equal configurations, on equal machines, give equal numbers."""
+    """The settings of a run. Equal configurations on equal machines give equal numbers."""
 
-    task: str = setting("what to learn", choices=tasks.names())
-    attention: str = setting("what to learn it with", default="fastmax2", choices=NAMES)
-    preset: str = setting("the harness whose settings to take", default="skyformer", choices=presets.NAMES)
+    task: Annotated[str, OneOf(tasks.names())]
+    attention: Annotated[str, OneOf(NAMES)] = "fastmax2"
+    preset: Annotated[str, OneOf(presets.NAMES)] = presets.NAMES[0]
+    """The harness whose settings to take."""
     model: ModelPreset
     train: TrainPreset
-    scale: str = setting("of fastmax", default=Options.scale, choices=SCALES)
-    decay: str = setting("of fastmax and softmax, in both directions", default=Options.decay, choices=DECAYS)
-    standardized: bool = setting("of softmax: standardized queries and keys", default=Options.standardized)
-    dropout_mode: str = setting("of fastmax", default=Options.dropout_mode, choices=DROPOUT_MODES)
-    seed: int = setting("of weights, order and dropout", default=0, at_least=0, below=2**63)
-    length: int | None = setting("cut sequences to so many tokens", default=None, at_least=1)
-    train_examples: int | None = setting("use only the first so many", default=None, at_least=1)
-    group_lengths: bool = setting("batches of examples of similar length: less padding", default=False)
-    eval_examples: int | None = setting("use only the first so many of dev and test", default=None, at_least=1)
-    eval_every: int | None = setting(
-        "steps between looks at the dev set (default: a twentieth of all)", default=None, at_least=1
-    )
-    precision: str = setting("fp32 (no) or autocast", default="no", choices=("no", "bf16"))
+    scale: Annotated[str, OneOf(SCALES)] = Options.scale
+    decay: Annotated[str, OneOf(DECAYS)] = Options.decay
+    standardized: bool = Options.standardized
+    """Softmax attends to standardized queries and keys."""
+    dropout_mode: Annotated[str, OneOf(DROPOUT_MODES)] = Options.dropout_mode
+    seed: Annotated[int, SEED] = 0
+    """The seed of weights, order and dropout."""
+    length: Annotated[int | None, COUNT] = None
+    """The number of tokens that sequences are cut to."""
+    train_examples: Annotated[int | None, COUNT] = None
+    group_lengths: bool = False
+    """Batches are of examples of similar length."""
+    eval_examples: Annotated[int | None, COUNT] = None
+    eval_every: Annotated[int | None, COUNT] = None
+    """Steps between scores on the dev set."""
+    precision: Annotated[str, OneOf(PRECISIONS)] = "no"
     quirks: Quirks = field(default_factory=Quirks)
 
     def __post_init__(self) -> None:
@@ -85,15 +93,15 @@ def configure(task: str, attention: str, **changes: Any) -> RunConfig:
 
     A schedule shortened below its warmup warms up for a tenth of it. ValueError names a setting that cannot be.
     """
-    own = {f.name for f in fields(RunConfig)} - {"model", "train"}
-    unknown = changes.keys() - own - names(ModelPreset) - names(TrainPreset)
+    own = _names(RunConfig) - {"model", "train"}
+    unknown = changes.keys() - own - _names(ModelPreset) - _names(TrainPreset)
     if unknown:
         raise ValueError(f"unknown settings: {', '.join(sorted(unknown))}")
-    base = presets.preset(changes.get("preset", _PRESET), task)
-    train = replace(base.train, **_among(names(TrainPreset), changes))
+    base = presets.preset(changes.get("preset", RunConfig.preset), task)
+    train = replace(base.train, **_among(_names(TrainPreset), changes))
     if "warmup" not in changes and train.warmup >= train.steps:
         train = replace(train, warmup=max(1, train.steps // 10))
-    model = replace(base.model, **_among(names(ModelPreset), changes))
+    model = replace(base.model, **_among(_names(ModelPreset), changes))
     config = RunConfig(task=task, attention=attention, model=model, train=train, **_among(own, changes))
     if config.length is None:
         config = replace(config, length=1000 if config.quirks.text_1000 and task == "text" else base.length)
@@ -101,9 +109,8 @@ def configure(task: str, attention: str, **changes: Any) -> RunConfig:
     return replace(config, eval_every=config.evaluation_steps)
 
 
-def names(kind: type) -> set[str]:
-    """The settings of a dataclass."""
-    return {f.name for f, _ in rules(kind)}
+def _names(kind: type[RunConfig | ModelPreset | TrainPreset]) -> set[str]:
+    return {f.name for f in fields(kind)}
 
 
 def _among(wanted: set[str], changes: dict[str, Any]) -> dict[str, Any]:
@@ -115,6 +122,3 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         result |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return result
-
-
-_PRESET = next(f.default for f, _ in rules(RunConfig) if f.name == "preset")
