@@ -34,7 +34,7 @@ LAYERS: list[list[set[str]]] = [
 
 HEAVY = ("models", "distributed", "integrations")
 OPTIONAL = (
-    "accelerate", "rich", "tyro", "PIL", "triton", "transformers", "tensorboard", "safetensors", "peft", "trl", "onnx",
+    "accelerate", "rich", "tyro", "PIL", "triton", "transformers", "safetensors", "peft", "trl", "onnx",
     "onnxscript", "onnxruntime", "matplotlib",
 )  # fmt: skip
 

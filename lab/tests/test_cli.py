@@ -316,10 +316,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("rich", [True, False])
-def test_a_terminal_has_a_bar(rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not rich:
-        monkeypatch.setattr("fastmax_lab._progress.find_spec", lambda _: None)
+def test_a_terminal_has_a_bar() -> None:
     stream = Terminal()
     with Progress(2, "work", stream) as bar:
         bar.step("first")
@@ -329,10 +326,7 @@ def test_a_terminal_has_a_bar(rich: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert "second" in stream.getvalue()
 
 
-@pytest.mark.parametrize("rich", [True, False])
-def test_a_total_may_change_and_seconds_are_a_share(rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not rich:
-        monkeypatch.setattr("fastmax_lab._progress.find_spec", lambda _: None)
+def test_a_total_may_change_and_seconds_are_a_share() -> None:
     stream = Terminal()
     with Progress(1, "work", stream, counted=False) as bar:
         bar.total = 8.0

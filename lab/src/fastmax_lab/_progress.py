@@ -1,36 +1,38 @@
-"""How far a piece of work is, on standard error: a bar in a terminal, else a line now and then."""
+"""Progress of work on standard error: a bar in a terminal, else a line now and then."""
 
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    import rich.progress
 
 EVERY = 10.0
 """Seconds between lines where there is no terminal."""
 
 SPEED_OVER = 1800.0
-"""Seconds over which the speed is taken that says how long it still takes: pieces may be minutes long."""
+"""Seconds over which the bar averages the speed: pieces may be minutes long."""
 
 PATIENCE = 3.0
-"""Seconds that a user waits without a word."""
+"""Seconds before `waiting` prints its first line."""
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Says what is being waited for, if it takes long, and again now and then."""
+    """Print what the program waits for, if it takes long, and again now and then."""
     over, start = threading.Event(), time.monotonic()
 
-    def speak_up() -> None:
+    def report() -> None:
         pause = PATIENCE
         while not over.wait(pause):
             print(f"{what} ... {time.monotonic() - start:,.0f} s", file=sys.stderr, flush=True)
             pause = EVERY
 
-    threading.Thread(target=speak_up, daemon=True).start()
+    threading.Thread(target=report, daemon=True).start()
     try:
         yield
     finally:
@@ -38,9 +40,9 @@ def waiting(what: str) -> Iterator[None]:
 
 
 class Progress:
-    """`with Progress(total) as bar: bar.step("what comes now")`.
+    """A bar or lines: `with Progress(total) as bar: bar.step("the next piece")`.
 
-    `total` may change while the work goes on. What nobody counts one by one, such as seconds of work, is shown as a share
+    `total` may change meanwhile. Work that is not counted in pieces, such as seconds, is shown as a share
     (`counted=False`).
     """
 
@@ -50,53 +52,49 @@ class Progress:
         self.title = title
         self.stream = sys.stderr if stream is None else stream
         self.done: float = -1
-        self.start = self.said = time.monotonic()
+        self.start = self.printed = time.monotonic()
         self.label = ""
-        self._stack = ExitStack()
-        self._bar: Any = None
+        self._bar = _rich_bar(self.stream, counted=counted) if self.stream.isatty() else None
         self._over = threading.Event()
 
     def __enter__(self) -> "Progress":
-        if self.stream.isatty() and find_spec("rich") is not None:
-            self._bar = self._stack.enter_context(_rich_bar(self.stream, counted=self.counted))
+        if self._bar is not None:
+            self._bar.start()
             self._bar.add_task(self.title, total=self.total)
-        elif not self.stream.isatty():
-            threading.Thread(target=self._speak_up, daemon=True).start()
+        else:
+            threading.Thread(target=self._report, daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        self._stack.close()
-        if self._bar is None and self.stream.isatty():
-            self._write("\r\x1b[K")
+        if self._bar is not None:
+            self._bar.stop()
 
     def step(self, label: str) -> None:
-        """Call before each of the `total` pieces of work."""
+        """Show that one more piece is done and name the next; call it before each of the `total` pieces."""
         self.show(self.done + 1, label)
 
     def show(self, done: float, label: str) -> None:
-        """So many pieces are done."""
+        """Show that so many pieces are done."""
         self.done, self.label = done, label
         now = time.monotonic()
         if self._bar is not None:
             description = f"{self.title} {label}".strip()
             self._bar.update(self._bar.task_ids[0], completed=done, total=self.total, description=description)
             self._bar.refresh()
-        elif self.stream.isatty():
-            self._write(f"\r\x1b[K{self._line(now, label)}"[:110])
-        elif now - self.said >= EVERY:
-            self.said = now
-            self._write(f"{self._line(now, label)}\n")
+        elif now - self.printed >= EVERY:
+            self.printed = now
+            self._write(self._line(now, label))
 
-    def _speak_up(self) -> None:
-        """A word in the midst of a piece that takes long. Waking once a second for microseconds disturbs no measurement."""
+    def _report(self) -> None:
+        """Print a line during a piece that takes long. Waking once a second for microseconds disturbs no measurement."""
         while not self._over.wait(1.0):
             now = time.monotonic()
-            if now - self.said > EVERY - 1:
-                self.said = now
-                self._write(f"{self._line(now, self.label)}, {now - self.start:,.0f} s so far\n")
+            if now - self.printed > EVERY - 1:
+                self.printed = now
+                self._write(f"{self._line(now, self.label)}, {now - self.start:,.0f} s so far")
 
     def _line(self, now: float, label: str) -> str:
         done = max(self.done, 0)
@@ -105,12 +103,12 @@ class Progress:
         parts = (self.title, f"{done:,}/{self.total:,}" if self.counted else f"{share:.0%}", label, left)
         return ", ".join(part for part in parts if part)
 
-    def _write(self, text: str) -> None:
-        self.stream.write(text)
-        self.stream.flush()
+    def _write(self, line: str) -> None:
+        print(line, file=self.stream, flush=True)
 
 
-def _rich_bar(stream: TextIO, *, counted: bool) -> Any:
+def _rich_bar(stream: TextIO, *, counted: bool) -> "rich.progress.Progress":
+    """Return a bar that is drawn at each step. A thread that draws would disturb what is measured."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -123,15 +121,11 @@ def _rich_bar(stream: TextIO, *, counted: bool) -> Any:
 
     done = MofNCompleteColumn() if counted else TaskProgressColumn()
     columns = BarColumn(24), done, TimeRemainingColumn(), TextColumn("{task.description}")
-    # Drawn when told, not by a thread of its own, which would disturb what is being measured.
-    # What is printed meanwhile goes above the bar, unless it goes to a file.
-    redirected = sys.stdout.isatty()
-    console = Console(file=stream)
     return Progress(
         *columns,
-        console=console,
+        console=Console(file=stream),
         transient=True,
         auto_refresh=False,
-        redirect_stdout=redirected,
+        redirect_stdout=sys.stdout.isatty(),  # what is printed meanwhile goes above the bar, unless it goes to a file
         speed_estimate_period=SPEED_OVER,
     )

@@ -43,7 +43,7 @@ def interrupted(
     return process.returncode, printed, [word for word in words if not re.search(r"\.\.\. [\d,]+ s$|s so far$", word)]
 
 
-@pytest.mark.parametrize("module", ["tyro", "numpy", "torch.types", "fastmax_lab.bench.long"])
+@pytest.mark.parametrize("module", ["tyro", "numpy", "torch.types", "fastmax_lab.bench.memory"])
 def test_ctrl_c_is_quiet(module: str) -> None:
     """During the imports of the command line, in the midst of torch, and at work."""
     assert interrupted(["bench", "long", "--quick"], module) == (130, "", [])

@@ -12,9 +12,6 @@ from fastmax_lab.bench import training_memory
 from fastmax_lab.lra import paper, tasks, train
 from fastmax_lab.report import lra as report
 
-pytest.importorskip("accelerate")
-pytest.importorskip("tensorboard")
-
 official_task, official_load = tasks.task, tasks.load
 SHORT = ["--steps", "4", "--batch", "8", "--eval-every", "2", "--checkpoint-every", "1", "--log-every", "1"]
 
