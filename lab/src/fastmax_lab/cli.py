@@ -115,7 +115,7 @@ def _app() -> SubcommandApp:
         if group not in apps:
             apps[group] = SubcommandApp()
             apps[""].command(apps[group], name=group, help=GROUPS[group])
-        apps[group].command(kind, name=action)
+        apps[group].command(name=action)(kind)
     return apps[""]
 
 
