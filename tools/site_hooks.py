@@ -1,7 +1,7 @@
-"""What mkdocs does not do by itself: formulas without scripts, and links to files of the repository that are not pages.
+"""Hooks of the site: formulas without scripts, links to files of the repository that are not pages, and the report.
 
 Formulas become MathML while the site is built. A link that leaves docs/ goes to a copy of that file under repository/ in the
-site, or to a list of what is in that folder.
+site, or to a list of what is in that folder. The report is drawn from lab/results into the site.
 """
 
 import html
@@ -17,6 +17,10 @@ ROOT = Path(__file__).parent.parent
 OUTSIDE = "repository"
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md")
 """Those that are in the site though nothing links to them."""
+
+RESULTS = ROOT / "lab" / "results"
+REPORT = "report/index.html"
+"""The page of the report inside the site. Where a page names `site/report/index.html` it links to it."""
 
 LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -67,12 +71,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     for fence in FENCE.finditer(markdown):
         parts += [LINK.sub(moved, markdown[end : fence.start()]), fence[0]]
         end = fence.end()
-    return "".join([*parts, LINK.sub(moved, markdown[end:])])
+    text = "".join([*parts, LINK.sub(moved, markdown[end:])])
+    up = "../" * len(here.parts)
+    return text.replace(f"`site/{REPORT}`", f'<a href="{up}{REPORT}"><code>site/{REPORT}</code></a>')
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """Formulas become MathML."""
     return FORMULA.sub(formula, html)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Draw the report of the stored results."""
+    from fastmax_lab.report.page.build import build
+
+    build(RESULTS, Path(config.site_dir) / REPORT.partition("/")[0])
 
 
 def formula(match: re.Match[str]) -> str:

@@ -107,3 +107,15 @@ def test_links_that_leave_the_docs_go_to_copies(tmp_path: Path) -> None:
     assert site_hooks.targets(page) == [results]
     assert "- [core.json](core.json)" in site_hooks.listing(results)
     assert "- [convert](convert/index.md)" in site_hooks.listing(results)
+
+
+def test_the_report_is_linked_where_it_is_named() -> None:
+    from tools import site_hooks
+
+    class Page:
+        file = type("File", (), {"src_uri": "reproduction.md"})
+
+    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert f"`site/{site_hooks.REPORT}`" in text
+    made: object = site_hooks.on_page_markdown(text, Page(), None, None)  # type: ignore[arg-type]
+    assert f'href="{site_hooks.REPORT}"' in str(made)

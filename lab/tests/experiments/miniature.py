@@ -26,11 +26,12 @@ from fastmax_lab.experiments import (
     scaling,
 )
 from fastmax_lab.experiments.dropout import DropoutRun
-from fastmax_lab.experiments.items import Document, Item
+from fastmax_lab.experiments.items import Item
 from fastmax_lab.experiments.lra import TaskBudget
 from fastmax_lab.experiments.maps import ImageRun
 from fastmax_lab.experiments.recall import RecallRun
 from fastmax_lab.experiments.vision import VisionConfig
+from fastmax_lab.measurements import Measurement
 
 TEXT = replace(language.QUICK, tokens=32, steps=6, batch=2, width=16, validation=256)
 TASK = TaskBudget(batch=4, steps=40, lr=1e-3, length=32, evaluated=16, examples=32, group_lengths=True)
@@ -69,7 +70,7 @@ def items() -> list[Item]:
 def experiment(chosen: list[Item]) -> Any:
     """As a module of an experiment is: all of these under the name of the first."""
 
-    def asked(_budget: str, _found: Sequence[Document]) -> list[Item]:
+    def asked(_budget: str, _found: Sequence[Measurement]) -> list[Item]:
         return chosen
 
     return SimpleNamespace(NAME=chosen[0].experiment, items=asked)

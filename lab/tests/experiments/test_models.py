@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lab.tests.records import record
 
 from fastmax import attention_matrix
 from fastmax_lab.experiments import images, language, maps, texts
@@ -73,7 +74,7 @@ def test_the_best_rate_of_each_attention_runs_with_more_seeds() -> None:
     first = language.runs("cpu", [])
     softmax = [run for run in first if run.attention == "softmax" and run.tokens == 128]
     assert [run.lr for run in softmax] == list(language.RATES)
-    found = [{"settings": dict(run.__dict__), "result": {"val_loss": abs(run.lr - 4e-3)}} for run in softmax]
+    found = [record(dict(run.__dict__), {"val_loss": abs(run.lr - 4e-3)}) for run in softmax]
     then = language.runs("cpu", found)
     assert [(r.attention, r.tokens, r.lr, r.seed) for r in then if r.seed] == [
         ("softmax", 128, 4e-3, 1), ("softmax", 128, 4e-3, 2),

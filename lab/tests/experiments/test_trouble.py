@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 from lab.tests.experiments.miniature import TASK, TEXT, experiment
+from lab.tests.records import MACHINE
 
 from fastmax_lab.cli import main
 from fastmax_lab.data import files
-from fastmax_lab.experiments import dropout, items, language, lra, lra_settings, registry, runner
+from fastmax_lab.experiments import dropout, language, lra, lra_settings, registry, runner
 from fastmax_lab.experiments.dropout import DropoutRun
-from fastmax_lab.experiments.items import Item, Work, documents
+from fastmax_lab.experiments.items import Item, Workspace, store, stored
 from fastmax_lab.lra import run_folder
 from fastmax_lab.lra.run_folder import exclusive
+from fastmax_lab.measurements import Measurement
 
 STEPS = TASK.steps or 0
 SHAPES: dict[str, Any] = {"data": "shapes", "examples": 20, "steps": 8, "batch": 4, "every": 8, "tested": 20}
@@ -51,7 +53,7 @@ def run(chosen: list[Item], out: Path, say: Callable[[str], None] = lambda _: No
     return runner.run([experiment(chosen)], "quick", data=out / "data", out=out, command="it", say=say)
 
 
-def item(name: str, measure: Callable[[Work], dict[str, Any]], **settings: Any) -> Item:
+def item(name: str, measure: Callable[[Workspace], dict[str, Any]], **settings: Any) -> Item:
     return Item("counting", name, {"seed": 0, **settings}, measure)
 
 
@@ -59,13 +61,13 @@ def folder(one: Item, out: Path) -> Path:
     return out / runner.WORK / one.experiment / one.name
 
 
-def document(one: Item, out: Path) -> dict[str, Any]:
-    found = items.found(one, out)
-    assert found is not None
+def measurement(one: Item, out: Path) -> Measurement:
+    found = stored(one.experiment, out)[one.name]
+    assert one.is_measured_by(found)
     return found
 
 
-def until_killed(work: Work) -> dict[str, Any]:
+def until_killed(work: Workspace) -> dict[str, Any]:
     (work.folder / "run").mkdir(exist_ok=True)
     raise Killed
 
@@ -95,7 +97,7 @@ def test_a_training_that_diverges_is_left_out_and_the_others_go_on(name: str, tm
 def test_a_result_that_is_no_number_is_left_out(tmp_path: Path) -> None:
     outcome = run([item("a", lambda _: {"loss": [1.0, float("nan")]})], tmp_path)
     assert outcome.left_out == {"counting/a": "The training diverged: the result has numbers that are not finite."}
-    assert not list(tmp_path.rglob("*.json"))
+    assert not list(tmp_path.rglob("*.jsonl"))
 
 
 def test_the_command_says_that_something_was_left_out(
@@ -107,21 +109,21 @@ def test_the_command_says_that_something_was_left_out(
 
 
 def test_what_was_kept_with_other_settings_is_discarded(tmp_path: Path) -> None:
-    def measure(work: Work) -> dict[str, Any]:
+    def measure(work: Workspace) -> dict[str, Any]:
         return {"kept": (work.folder / "run").exists()}
 
     begin(item("a", measure, steps=(1, 2)), tmp_path)
     assert run([item("a", measure, steps=3)], tmp_path).measured == 1
-    assert document(item("a", measure, steps=3), tmp_path)["result"] == {"kept": False}
+    assert measurement(item("a", measure, steps=3), tmp_path).values == {"kept": False}
     begin(item("b", measure, steps=(1, 2)), tmp_path)
     assert run([item("b", measure, steps=(1, 2))], tmp_path).measured == 1
-    assert document(item("b", measure, steps=(1, 2)), tmp_path)["result"] == {"kept": True}
+    assert measurement(item("b", measure, steps=(1, 2)), tmp_path).values == {"kept": True}
 
 
 def interrupted(one: Item, out: Path, step: int) -> None:
     """A training of the Long Range Arena that is killed after a checkpoint. Of older releases there is no note."""
 
-    def measure(work: Work) -> dict[str, Any]:
+    def measure(work: Workspace) -> dict[str, Any]:
         def show(share: float, _label: str) -> None:
             if share * STEPS >= step:
                 raise Killed
@@ -139,7 +141,7 @@ def test_a_training_goes_on_from_a_folder_without_a_note(tmp_path: Path, monkeyp
     interrupted(one, tmp_path, step=25)
     steps: list[int] = []
 
-    def measure(work: Work) -> dict[str, Any]:
+    def measure(work: Workspace) -> dict[str, Any]:
         def show(share: float, _label: str) -> None:
             steps.append(round(share * STEPS))
 
@@ -147,9 +149,9 @@ def test_a_training_goes_on_from_a_folder_without_a_note(tmp_path: Path, monkeyp
 
     assert run([replace(one, measure=measure)], tmp_path).measured == 1
     assert min(step for step in steps if step) == 22, "there was a look at the dev set, and so a checkpoint, at 21"
-    resumed = document(one, tmp_path)["result"]
+    resumed = measurement(one, tmp_path).values
     assert run([one], tmp_path / "whole").measured == 1
-    assert document(one, tmp_path / "whole")["result"] == resumed
+    assert measurement(one, tmp_path / "whole").values == resumed
 
 
 def test_a_checkpoint_of_another_run_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,13 +162,13 @@ def test_a_checkpoint_of_another_run_is_discarded(tmp_path: Path, monkeypatch: p
     folder(one, tmp_path).rename(folder(other, tmp_path))
     assert run([other], tmp_path).measured == 1
     assert run([other], tmp_path / "whole").measured == 1
-    assert document(other, tmp_path)["result"] == document(other, tmp_path / "whole")["result"]
+    assert measurement(other, tmp_path).values == measurement(other, tmp_path / "whole").values
 
 
 def test_seconds_are_of_all_that_was_spent_on_an_item(tmp_path: Path, clock: Clock) -> None:
     starts = 0
 
-    def measure(work: Work) -> dict[str, Any]:
+    def measure(work: Workspace) -> dict[str, Any]:
         nonlocal starts
         starts += 1
         note = work.folder / runner.NOTE
@@ -186,11 +188,11 @@ def test_seconds_are_of_all_that_was_spent_on_an_item(tmp_path: Path, clock: Clo
         with pytest.raises(Killed):
             run([item("a", measure)], tmp_path)
     assert run([item("a", measure)], tmp_path).measured == 1
-    assert document(item("a", measure), tmp_path)["seconds"] == 90
+    assert measurement(item("a", measure), tmp_path).seconds == 90
 
 
 def test_seconds_of_an_item_that_kept_nothing_are_those_of_its_last_start(tmp_path: Path, clock: Clock) -> None:
-    def measure(work: Work) -> dict[str, Any]:
+    def measure(work: Workspace) -> dict[str, Any]:
         (work.folder / runner.NOTE).write_text(json.dumps({"settings": {"seed": 0}, "seconds": 50.0}))
         clock.now += 7
         raise Killed
@@ -202,7 +204,7 @@ def test_seconds_of_an_item_that_kept_nothing_are_those_of_its_last_start(tmp_pa
     folder(one, tmp_path).mkdir(parents=True)
     (folder(one, tmp_path) / runner.NOTE).write_text(json.dumps({"settings": {"seed": 0}, "seconds": 50.0}))
     assert run([item("a", lambda _: {})], tmp_path).measured == 1
-    assert document(one, tmp_path)["seconds"] == 0
+    assert measurement(one, tmp_path).seconds == 0
 
 
 def test_what_a_finished_item_left_is_removed(tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ def test_results_of_another_budget_have_no_say_in_what_comes_next(tmp_path: Path
     for task in lra_settings.CPU:
         for rate, accuracy in zip(lra_settings.RATES, (0.2, 0.4, 0.3), strict=True):
             of = replace(lra_settings.CPU[task], lr=rate)
-            items.write(lra_settings.item(task, "softmax", 0, of), tmp_path, {"dev_accuracy": accuracy}, 1.0, {})
+            store(lra_settings.item(task, "softmax", 0, of), tmp_path, {"dev_accuracy": accuracy}, 1.0, MACHINE, "")
     names = {one.name for one in lra_settings.items("full", [])}
     assert {one.name for one in runner.plan([lra_settings], "full", tmp_path)} == names
     planned = {one.name for one in runner.plan([lra_settings], "cpu", tmp_path)}
@@ -237,10 +239,10 @@ def test_results_of_another_budget_have_no_say_in_what_comes_next(tmp_path: Path
 
 
 def test_only_data_may_be_missing(tmp_path: Path) -> None:
-    def absent(_: Work) -> dict[str, Any]:
+    def absent(_: Workspace) -> dict[str, Any]:
         raise files.missing("mnist", tmp_path, ["digits.gz"])
 
-    def lost(work: Work) -> dict[str, Any]:
+    def lost(work: Workspace) -> dict[str, Any]:
         return {"bytes": (work.folder / "best.safetensors").read_bytes()}
 
     (reason,) = run([item("a", absent)], tmp_path).left_out.values()
@@ -253,14 +255,14 @@ def test_only_data_may_be_missing(tmp_path: Path) -> None:
 def test_what_another_process_finished_meanwhile_is_not_left_out(tmp_path: Path) -> None:
     busy = item("busy", lambda _: {})
 
-    def slow(_: Work) -> dict[str, Any]:
-        items.write(busy, tmp_path, {}, 1.0, {})
+    def slow(_: Workspace) -> dict[str, Any]:
+        store(busy, tmp_path, {}, 1.0, MACHINE, "")
         return {}
 
     with exclusive(folder(busy, tmp_path)):
         outcome = run([busy, item("slow", slow)], tmp_path)
     assert (outcome.measured, outcome.left_out) == (1, {})
-    assert [one["name"] for one in documents("counting", tmp_path)] == ["busy", "slow"]
+    assert list(stored("counting", tmp_path)) == ["busy", "slow"]
 
 
 @pytest.mark.parametrize("times", [1, run_folder.TRIES])

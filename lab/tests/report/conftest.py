@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from lab.tests.experiments import miniature
 
-from fastmax_lab.report.page import build, documents
+from fastmax_lab.report.page import build
 from fastmax_lab.report.page.parts import Section
+from fastmax_lab.report.page.results import load
 
 
 @pytest.fixture(scope="session")
@@ -17,4 +18,4 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sections(results: Path) -> list[Section]:
-    return build.sections(documents.load(results))
+    return build.sections(load(results))

@@ -166,20 +166,21 @@ def test_the_explorer_answers_to_the_mouse(browser: Any) -> None:
 def test_the_explorer_shows_the_weights_of_the_json(browser: Any, page: str) -> None:
     """The first row of the map that is chosen, read back through the keyboard, is what the file holds."""
     import base64
-    import json
     import re
 
     import numpy as np
     from selenium.webdriver.common.keys import Keys
     from selenium.webdriver.support.select import Select
 
+    from fastmax_lab.measurements import read
+
     results = Path(page.removeprefix("file://")).parent.parent / "results"
-    document = json.loads((results / "maps" / "shapes-fastmax2-seed0.json").read_text())
+    (found,) = [one for one in read(results / "maps.jsonl") if one.name == "shapes-fastmax2-seed0"]
     for name, choice in (("data", "shapes"), ("model", "fastmax2"), ("head", "2"), ("layer", "1")):
         Select(browser.find_element("id", f"ex-{name}")).select_by_visible_text(choice)
     Select(browser.find_element("id", "ex-sample")).select_by_index(1)
-    tokens = document["result"]["tokens"]
-    packed = base64.b64decode(document["result"]["maps"][0][1][1])
+    tokens = found.values["tokens"]
+    packed = base64.b64decode(found.values["maps"][0][1][1])
     weights = np.frombuffer(packed, "<u2").reshape(tokens, tokens) / 65535
     canvas = browser.find_element("id", "ex-map")
     canvas.send_keys(*[Keys.ARROW_UP] * tokens, Keys.HOME)

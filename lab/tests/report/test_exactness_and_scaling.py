@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from lab.tests.records import record
 
 from fastmax import fastmax_attention
 from fastmax_lab.bench import exactness as bench
 from fastmax_lab.experiments import exactness as reproduced
+from fastmax_lab.measurements import Measurement, read
 from fastmax_lab.report.page import drawing
 from fastmax_lab.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Chart, Claim, Section, Series
 from fastmax_lab.report.page.sections import exactness, scaling
 
 TOKENS = [1 << n for n in range(8, 16)]
-Document = dict[str, Any]
-STORED = Path(__file__).parents[2] / "results" / "reproduction" / "exactness" / "gradient-bound.json"
+STORED = Path(__file__).parents[2] / "results" / "exactness.jsonl"
 
 
 # the gradient bound
@@ -27,12 +28,12 @@ STORED = Path(__file__).parents[2] / "results" / "reproduction" / "exactness" / 
 def bound(changes: dict[str, float]) -> Claim:
     """Of one N with the paper's bound at 1; everything is 0.5 or 0 unless it is changed."""
     names = [f"{premise}, {case}" for premise in (exactness.PREMISE, exactness.COMPUTED) for case in ("drawn", "worst")]
-    row: Document = {"tokens": 8, "paper": 1.0, "sharp": 0.8}
+    row: dict[str, Any] = {"tokens": 8, "paper": 1.0, "sharp": 0.8}
     row |= {"largest": dict.fromkeys(names, 0.5), "most": dict.fromkeys(names, 0.5), "least": dict.fromkeys(names, 0.0)}
     for name, value in changes.items():
         row["least" if value < 0 else "largest"][name] = value
-    documents = [{"name": "gradient-bound", "settings": {"head_dim": 32}, "result": {"rows": [row]}}]
-    return claim(exactness.section({"exactness": documents}), exactness.BOUND)
+    measurements = [record({"head_dim": 32}, {"rows": [row]}, "gradient-bound")]
+    return claim(exactness.section({"exactness": measurements}), exactness.BOUND)
 
 
 def claim(section: Section, which: tuple[str, str]) -> Claim:
@@ -84,9 +85,9 @@ def test_the_range_of_gradients_is_that_of_autograd() -> None:
 
 
 def test_the_stored_gradients_are_those_of_the_item() -> None:
-    stored = json.loads(STORED.read_text())
+    (stored,) = [one for one in read(STORED) if one.name == "gradient-bound"]
     (item,) = [one for one in reproduced.items("cpu", []) if one.name == "gradient-bound"]
-    assert stored["settings"] == json.loads(json.dumps(item.settings))
+    assert stored.settings == json.loads(json.dumps(item.settings))
     found = exactness.section({"exactness": [stored]})
     assert claim(found, exactness.BOUND).verdict == PARTLY
 
@@ -103,8 +104,8 @@ def test_the_verdict_on_negative_weights(even: float, odd: float, verdict: str) 
          "negative": even if order == 2 else odd if scale == "1" else 0.0}
         for order in (1, 2) for scale in ("1", "1/D")
     ]  # fmt: skip
-    documents = [{"name": "negative-weights", "settings": {}, "result": {"rows": rows}}]
-    found = claim(exactness.section({"exactness": documents}), exactness.VALID)
+    measurements = [record({}, {"rows": rows}, "negative-weights")]
+    found = claim(exactness.section({"exactness": measurements}), exactness.VALID)
     assert found.verdict == verdict
     assert ("Even orders: 0 %" in found.evidence) == (even == 0), "little is not nothing"
 
@@ -118,8 +119,8 @@ def took(name: str, n: int, is_causal: bool = False, kind: str = "forward") -> f
     return 1e-6 * base * (1.5 if is_causal and name.startswith("fastmax") else 1) * (3 if kind != "forward" else 1)
 
 
-def scaled(head_dim: int, times: Any = took, memory: Any = None, without: tuple[str, ...] = ()) -> Document:
-    """A document with the times and the memory that functions of the contestant and N give."""
+def scaled(head_dim: int, times: Any = took, memory: Any = None, without: tuple[str, ...] = ()) -> Measurement:
+    """A measurement with the times and the memory that functions of the contestant and N give."""
     names = [name for name in ("vanilla", "softmax", "fastmax1", "fastmax2") if name not in without]
     time = [
         {"tokens": n, "is_causal": c, "pass": kind, "absent": {},
@@ -132,11 +133,11 @@ def scaled(head_dim: int, times: Any = took, memory: Any = None, without: tuple[
         for c in (False, True) for name in names for n in TOKENS
     ]  # fmt: skip
     settings = {"head_dim": head_dim, "heads": 4, "rounds": 3, "longest": 1.5, "limit": 1 << 32}
-    return {"settings": settings, "result": {"time": time, "memory": peaks}}
+    return record(settings, {"time": time, "memory": peaks})
 
 
-def of_scaling(which: tuple[str, str], *documents: Document) -> Claim:
-    return claim(scaling.section({"scaling": list(documents)}), which)
+def of_scaling(which: tuple[str, str], *measurements: Measurement) -> Claim:
+    return claim(scaling.section({"scaling": list(measurements)}), which)
 
 
 def test_the_verdict_on_growth() -> None:
@@ -198,11 +199,11 @@ def test_the_verdict_on_the_mask(factor: float, verdict: str) -> None:
 
 
 def test_the_mask_is_judged_at_the_longest_length_of_both() -> None:
-    document = scaled(32)
-    for c in document["result"]["time"]:
+    measurement = scaled(32)
+    for c in measurement.values["time"]:
         if c["is_causal"] and c["tokens"] > 8192:
             del c["seconds"]["fastmax2"]
-    n, ratio = scaling.masked_ratio(document, "forward", "fastmax2")
+    n, ratio = scaling.masked_ratio(measurement, "forward", "fastmax2")
     assert n == 8192
     assert ratio == pytest.approx(1.5)
 
@@ -244,8 +245,8 @@ def test_break_even_is_open_without_the_plain_formula_or_where_lengths_do_not_te
 
 
 def test_tables_of_break_even_are_short_and_have_numbers() -> None:
-    documents = [scaled(d) for d in (16, 32, 64, 128)]
-    (block,) = [one for one in scaling.section({"scaling": documents}).blocks if one.title == "Break-even"]
+    measurements = [scaled(d) for d in (16, 32, 64, 128)]
+    (block,) = [one for one in scaling.section({"scaling": measurements}).blocks if one.title == "Break-even"]
     for table in block.tables:
         assert len(table.rows) == 8
         unmasked = table.rows[0]

@@ -1,22 +1,21 @@
 """The page as HTML: links, ids, names that come from the results, and what was there before."""
 
-import json
 import re
 from collections import Counter
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import pytest
 from lab.tests.experiments import miniature
+from lab.tests.records import MACHINE, record
 
-from fastmax_lab.report.page import build, documents, html
+from fastmax_lab.report.page import build, html
 from fastmax_lab.report.page.parts import AGREES, Block, Chart, Claim, Section, Series, Table
 
 NAME = 'a "quoted" & <name>'
-MACHINE = {"processor": "P", "cores": 2, "torch": "2"}
-DOCUMENT = {"experiment": "lra", "name": "n", "settings": {}, "result": {}, "seconds": 1, "machine": MACHINE}
+RECORD = record({}, {}, "n")
 
 CLAIM = Claim("Figure 9", "Says.", AGREES, "found")
 
@@ -42,7 +41,7 @@ def made_up(*names: str) -> Section:
 
 def drawn(tmp_path: Path, patch: pytest.MonkeyPatch, *sections: Section) -> str:
     """The page of these sections in the folder."""
-    patch.setattr(documents, "load", lambda _folder: {"lra": [DOCUMENT]})
+    patch.setattr(build, "load", lambda _folder: {"lra": [RECORD]})
     patch.setattr(build, "sections", lambda _results: list(sections))
     return build.build(tmp_path, tmp_path).page.read_text()
 
@@ -139,35 +138,8 @@ def test_labels_are_explained_before_the_first_section(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("changes", "missing"),
-    [
-        ({"name": ...}, "no name"),
-        ({"seconds": ...}, "no seconds"),
-        ({"machine": {"torch": "2"}}, "no machine.processor, no machine.cores"),
-        ({"machine": MACHINE | {"torch": ...}}, "no machine.torch"),
-        ({"machine": 3}, "no machine"),
-        ({"settings": [1]}, "no settings"),
-    ],
-)
-def test_a_file_without_what_the_page_shows_is_refused(changes: dict[str, Any], missing: str, tmp_path: Path) -> None:
-    def without(given: dict[str, Any]) -> dict[str, Any]:
-        known = {key: without(value) if isinstance(value, dict) else value for key, value in given.items()}
-        return {key: value for key, value in known.items() if value is not ...}
-
-    (tmp_path / "lra").mkdir()
-    path = tmp_path / "lra" / "n.json"
-    path.write_text(json.dumps(without(DOCUMENT)))
-    assert documents.load(tmp_path) == {"lra": [DOCUMENT]}
-    path.write_text(json.dumps(without(DOCUMENT | changes)))
-    with pytest.raises(
-        ValueError, match=rf"n\.json is no result of `fastmax-lab reproduce`: it has {re.escape(missing)}$"
-    ):
-        documents.load(tmp_path)
-
-
-@pytest.mark.parametrize(
     ("dates", "end"), [((), "torch 2."), (("d1", "d1"), "torch 2, d1."), (("d2", "d1"), "torch 2, d1 to d2.")]
 )
 def test_the_header_ends_with_the_dates_that_are_known(dates: tuple[str, ...], end: str) -> None:
-    found = [DOCUMENT | {"machine": MACHINE | {"date": date}} for date in dates] or [DOCUMENT]
+    found = [replace(RECORD, machine=MACHINE | {"date": date}) for date in dates] or [RECORD]
     assert html._provenance({"lra": found}).endswith(end)

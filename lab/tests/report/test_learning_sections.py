@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lab.tests.records import record
 
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.map_panel import Panel, draw_panel, typical
 from fastmax_lab.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Chart, Series
 from fastmax_lab.report.page.sections import dropout, language, lra_settings, maps, recall
@@ -30,19 +32,19 @@ def test_a_gap_is_clear_beyond_two_standard_errors(mean: float, error: float | N
     assert Gap(mean, error, 3).side(other) == side
 
 
-def trained(name: str, seed: int, data: str, *, keys: float, loss: float, score: float) -> dict[str, Any]:
+def trained(name: str, seed: int, data: str, *, keys: float, loss: float, score: float) -> Measurement:
     where = {"data": data, "model": {"layers": 1, "heads": 2, "dim": 8}} if data in ("mnist", "shapes") else {
         "text": data, "layers": 1, "heads": 2, "width": 8, "tokens": 16,
     }  # fmt: skip
     scored = {"accuracy": score} if "data" in where else {"bits_per_character": score}
     heads = [{"keys": keys + change, "distance": 1.0, "largest": 0.1} for change in (-0.01, 0.01)]
     settings = {"attention": name, "seed": seed, "steps": 9, "batch": 8, **where}
-    return {"settings": settings, "result": {"train_loss": loss, "locality": [heads], **scored}}
+    return record(settings, {"train_loss": loss, "locality": [heads], **scored})
 
 
 def maps_of(
     data: str, *, keys: float = 0.5, loss: float = 0.2, names: tuple[str, ...] = ("softmax", PAPER), seeds: int = 3
-) -> list[dict[str, Any]]:
+) -> list[Measurement]:
     """Softmax spreads over 0.3 of the keys; the loss is of Fastmax2."""
     return [
         trained(
@@ -58,8 +60,8 @@ def maps_of(
     [(0.5, 0.6, AGREES), (0.2, 0.1, DIFFERS), (0.5, 0.1, PARTLY), (0.5, 0.302, PARTLY), (0.301, 0.302, OPEN)],
 )
 def test_how_local_maps_are(mnist: float, shakespeare: float, verdict: str) -> None:
-    documents = maps_of("mnist", keys=mnist) + maps_of("shakespeare", keys=shakespeare)
-    claim = maps.local_claim(documents)
+    measurements = maps_of("mnist", keys=mnist) + maps_of("shakespeare", keys=shakespeare)
+    claim = maps.local_claim(measurements)
     assert claim.verdict == verdict
     assert (
         f"mnist: a row of Fastmax2 spreads over {100 * mnist:.0f} % of the keys, of softmax over 30 %" in claim.evidence
@@ -81,8 +83,8 @@ def test_locality_is_judged_by_the_paper_s_scale() -> None:
 )
 def test_what_converges(mnist: float, shakespeare: float, verdict: str) -> None:
     """At most half the loss of a guess, ln 10 / 2 and ln 65 / 2, whatever the gap to softmax is."""
-    documents = maps_of("mnist", loss=mnist) + maps_of("shakespeare", loss=shakespeare)
-    assert maps.learns_claim(documents).verdict == verdict
+    measurements = maps_of("mnist", loss=mnist) + maps_of("shakespeare", loss=shakespeare)
+    assert maps.learns_claim(measurements).verdict == verdict
 
 
 @pytest.mark.parametrize("claim", [maps.local_claim, maps.learns_claim])
@@ -102,7 +104,7 @@ def test_maps_say_what_was_trained() -> None:
     assert "1/√D" in intro
 
 
-def with_maps(name: str, shares: list[list[float]]) -> dict[str, Any]:
+def with_maps(name: str, shares: list[list[float]]) -> Measurement:
     """Every map holds its layer and head; the second sample is empty."""
     packed = [
         [[_packed(np.full((2, 2), 10 * i + j)) for j in range(len(layer))], [_packed(np.zeros((2, 2)))] * len(layer)]
@@ -111,7 +113,7 @@ def with_maps(name: str, shares: list[list[float]]) -> dict[str, Any]:
     heads = [[{"keys": keys, "distance": 1.0, "largest": 0.1} for keys in layer] for layer in shares]
     result = {"locality": heads, "maps": packed, "tokens": 2, "samples": [], "train_loss": 1.0, "accuracy": 0.5}
     settings = {"attention": name, "seed": 0, "data": "mnist", "steps": 9, "batch": 8}
-    return {"settings": settings | {"model": {"layers": 2, "heads": 2, "dim": 8}}, "result": result}
+    return record(settings | {"model": {"layers": 2, "heads": 2, "dim": 8}}, result)
 
 
 def _packed(levels: np.ndarray) -> str:
@@ -125,8 +127,8 @@ def test_the_map_of_the_head_in_the_middle_is_drawn() -> None:
 
 
 def test_a_panel_has_every_weight_of_the_json() -> None:
-    documents = [with_maps(name, [[0.5], [0.3], [0.4]]) for name in ("softmax", PAPER)]
-    (panel,) = maps.panels(documents)
+    measurements = [with_maps(name, [[0.5], [0.3], [0.4]]) for name in ("softmax", PAPER)]
+    (panel,) = maps.panels(measurements)
     table = panel.data()
     assert table.columns == ("attention", "layer", "head", "query", "key", "weight")
     assert [row[:5] for row in table.rows[:3]] == [
@@ -141,24 +143,24 @@ def test_a_panel_has_every_weight_of_the_json() -> None:
     assert png.startswith(b"\x89PNG")
     assert draw_panel(panel)[0] == svg
     assert isinstance(panel, Panel)
-    assert maps.panels(documents[:1]) == ()
+    assert maps.panels(measurements[:1]) == ()
 
 
-def dropped(mode: str, rate: float, losses: tuple[float, ...], **settings: Any) -> list[dict[str, Any]]:
+def dropped(mode: str, rate: float, losses: tuple[float, ...], **settings: Any) -> list[Measurement]:
     """By seed, the loss at the end of a curve that was at 0.5."""
     own = {"mode": mode, "rate": rate, "data": "mnist", "examples": 10, "tested": 10, "steps": 20} | settings
     return [
-        {
-            "settings": own | {"seed": seed},
-            "result": {"curve": [[10, 0.5, 0.5, 0.1], [20, loss, 0.6, 0.1]], "test_loss": loss, "accuracy": 0.6},
-        }
+        record(
+            own | {"seed": seed},
+            {"curve": [[10, 0.5, 0.5, 0.1], [20, loss, 0.6, 0.1]], "test_loss": loss, "accuracy": 0.6},
+        )
         for seed, loss in enumerate(losses)
     ]
 
 
-def of_dropout(quadratic: tuple[float, ...], others: float = 0.8, none: float = 1.0) -> list[dict[str, Any]]:
-    documents = dropped("none", 0.0, (none,) * 3) + dropped("quadratic", 0.1, quadratic)
-    return documents + [d for way in ("standard", "1d") for d in dropped(way, 0.1, (others,) * len(quadratic))]
+def of_dropout(quadratic: tuple[float, ...], others: float = 0.8, none: float = 1.0) -> list[Measurement]:
+    measurements = dropped("none", 0.0, (none,) * 3) + dropped("quadratic", 0.1, quadratic)
+    return measurements + [d for way in ("standard", "1d") for d in dropped(way, 0.1, (others,) * len(quadratic))]
 
 
 @pytest.mark.parametrize(
@@ -180,13 +182,13 @@ def test_rules_of_dropout_go_by_pairs(quadratic: tuple[float, ...], best: str, h
 def test_paired_losses_tell_more_than_their_deviations() -> None:
     """Seeds differ by more than ways do, and each way is better with every seed."""
     none, quadratic = (1.0, 2.0, 3.0), (0.9, 1.89, 2.91)
-    documents = dropped("none", 0.0, none) + dropped("quadratic", 0.1, quadratic)
-    assert dropout.claims_of(documents)[1].verdict == AGREES
+    measurements = dropped("none", 0.0, none) + dropped("quadratic", 0.1, quadratic)
+    assert dropout.claims_of(measurements)[1].verdict == AGREES
 
 
 def test_the_best_way_needs_all_three() -> None:
-    documents = [d for d in of_dropout((0.6, 0.61, 0.59)) if d["settings"]["mode"] != "1d"]
-    best, helps = dropout.claims_of(documents)
+    measurements = [d for d in of_dropout((0.6, 0.61, 0.59)) if d.settings["mode"] != "1d"]
+    best, helps = dropout.claims_of(measurements)
     assert (best.verdict, helps.verdict) == (OPEN, AGREES)
     assert best.evidence == dropout.UNFINISHED
 
@@ -198,36 +200,36 @@ def test_dropout_that_has_nothing_to_mend_is_not_judged() -> None:
 
 
 def test_dropout_says_who_is_best_and_that_accuracies_hardly_differ() -> None:
-    documents = of_dropout((0.9, 0.91, 0.89))
-    for d in documents:
-        d["result"]["accuracy"] += JITTER[d["settings"]["seed"]] + (0.01 if d["settings"]["mode"] == "1d" else 0)
-    text = dropout.claims_of(documents)[0].evidence
+    measurements = of_dropout((0.9, 0.91, 0.89))
+    for d in measurements:
+        d.values["accuracy"] += JITTER[d.settings["seed"]] + (0.01 if d.settings["mode"] == "1d" else 0)
+    text = dropout.claims_of(measurements)[0].evidence
     assert "at rate 0.1 1d is best: 1d 0.800, standard 0.800, quadratic 0.900" in text
     assert "Accuracies are 60.0 to 61.0 %, with deviations over seeds of up to 1.0: they hardly differ." in text
 
 
 def test_dropout_of_two_budgets_is_not_mixed() -> None:
     """The larger part is shown; curves of unequal length are drawn as far as all go."""
-    documents = of_dropout((0.6, 0.61, 0.59))
-    documents[1]["result"]["curve"] = documents[1]["result"]["curve"][:1]
-    section = dropout.section({"dropout": documents + dropped("none", 0.0, (9.0,), steps=5)})
+    measurements = of_dropout((0.6, 0.61, 0.59))
+    measurements[1].values["curve"] = measurements[1].values["curve"][:1]
+    section = dropout.section({"dropout": measurements + dropped("none", 0.0, (9.0,), steps=5)})
     assert "Left out: 1 runs" in section.intro
     (chart,) = section.blocks[0].charts
     assert {one.label: one.x for one in chart.series}["none"] == (10,)
     assert section.blocks[0].tables[0].rows[0][2:4] == (3, 1.0)
 
 
-def run(name: str, lr: float, seed: int, value: float, **settings: Any) -> dict[str, Any]:
+def run(name: str, lr: float, seed: int, value: float, **settings: Any) -> Measurement:
     """Of language if it has tokens, else of the Long Range Arena."""
     own = {"attention": name, "lr": lr, "seed": seed, "steps": 9, "layers": 1, "width": 8, "heads": 1, "batch": 4}
     dev = {"test": {"accuracy": value, "examples": 2000}, "dev_accuracy": value, "val_loss": value}
-    return {"settings": own | settings, "result": dev}
+    return record(own | settings, dev)
 
 
 def spoken(
     name: str, value: float, *, rates: tuple[float, ...] = (1.0, 2.0, 3.0), best: float = 2.0, seeds: int = 3,
     text: str = "shakespeare", tokens: int = 128,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[Measurement]:  # fmt: skip
     where: dict[str, Any] = {"text": text, "tokens": tokens}
     tried = [run(name, lr, 0, value + abs(lr - best), **where) for lr in rates]
     return tried + [run(name, best, seed, value + 0.1 * JITTER[seed], **where) for seed in range(1, seeds)]
@@ -239,10 +241,10 @@ def spoken(
 )
 def test_language_is_judged_over_all_lengths(near: float, far: float | None, verdict: str) -> None:
     """Generated text, first by name, has no say."""
-    documents = spoken("softmax", 1.0, text="listops") + spoken(PAPER, 0.1, text="listops")
-    documents += spoken("softmax", 1.0) + spoken(PAPER, near)
-    documents += spoken("softmax", 1.0, tokens=512) + ([] if far is None else spoken(PAPER, far, tokens=512))
-    (claim,) = language.section({"language": documents}).claims
+    measurements = spoken("softmax", 1.0, text="listops") + spoken(PAPER, 0.1, text="listops")
+    measurements += spoken("softmax", 1.0) + spoken(PAPER, near)
+    measurements += spoken("softmax", 1.0, tokens=512) + ([] if far is None else spoken(PAPER, far, tokens=512))
+    (claim,) = language.section({"language": measurements}).claims
     assert claim.verdict == verdict
     assert "On shakespeare, 128 tokens" in claim.evidence
 
@@ -255,16 +257,16 @@ def test_language_is_judged_over_all_lengths(near: float, far: float | None, ver
     ],
 )
 def test_language_that_was_not_tuned_alike_decides_nothing(options: dict[str, Any], said: str) -> None:
-    documents = spoken("softmax", 1.0) + spoken(PAPER, 1.5, **options)
-    (claim,) = language.section({"language": documents}).claims
+    measurements = spoken("softmax", 1.0) + spoken(PAPER, 1.5, **options)
+    (claim,) = language.section({"language": measurements}).claims
     assert claim.verdict == OPEN
     assert said in claim.evidence
 
 
 def test_language_names_the_best_without_decay() -> None:
     values = {"softmax": 1.0, "softmax, gated": 0.8, "fastmax2, gated": 0.9, "fastmax4": 1.1, PAPER: 1.3}
-    documents = [d for name, value in values.items() for d in spoken(name, value)]
-    (claim,) = language.section({"language": documents}).claims
+    measurements = [d for name, value in values.items() for d in spoken(name, value)]
+    (claim,) = language.section({"language": measurements}).claims
     assert claim.evidence.startswith(
         "On shakespeare, 128 tokens, fastmax2, gated is -0.100 nats from softmax, softmax, gated -0.200; "
         "Fastmax2 as in the paper +0.300; the best Fastmax without decay is fastmax4, +0.100."
@@ -272,8 +274,8 @@ def test_language_names_the_best_without_decay() -> None:
 
 
 def test_rates_at_the_edge_are_said() -> None:
-    documents = spoken("softmax", 1.0) + spoken(PAPER, 1.5, best=3.0) + spoken("fastmax4", 1.2, best=1.0)
-    section = language.section({"language": documents})
+    measurements = spoken("softmax", 1.0) + spoken(PAPER, 1.5, best=3.0) + spoken("fastmax4", 1.2, best=1.0)
+    section = language.section({"language": measurements})
     assert "has the highest rate that was tried, so its gap is an upper estimate" in section.claims[0].evidence
     told = section.blocks[0].findings[1].text
     assert f"The highest rate that was tried is the best for: {PAPER}." in told
@@ -282,7 +284,7 @@ def test_rates_at_the_edge_are_said() -> None:
     assert edges(alone) == ""
 
 
-def settings_of(gaps: dict[str, tuple[float, ...]]) -> list[dict[str, Any]]:
+def settings_of(gaps: dict[str, tuple[float, ...]]) -> list[Measurement]:
     """By seed, from softmax at 30 %; in points."""
     values = {"softmax": (0.0,) * 3} | gaps
     return [
@@ -302,8 +304,8 @@ def settings_of(gaps: dict[str, tuple[float, ...]]) -> list[dict[str, Any]]:
 )
 def test_settings_within_the_noise_are_said_to_be(gaps: tuple[float, ...], said: str) -> None:
     """That over seeds, or that of 2,000 examples: a point and more."""
-    documents = settings_of({"fastmax4": gaps, PAPER: (-4.0, -4.1, -3.9), "softmax, gated": (4.0, 4.1, 3.9)})
-    (block,) = lra_settings.section({"lra-settings": documents}).blocks
+    measurements = settings_of({"fastmax4": gaps, PAPER: (-4.0, -4.1, -3.9), "softmax, gated": (4.0, 4.1, 3.9)})
+    (block,) = lra_settings.section({"lra-settings": measurements}).blocks
     text = block.findings[0].text
     assert text.startswith("on image, of 2 Fastmax variants, the best by dev is fastmax4: ")
     assert said in text
@@ -311,18 +313,18 @@ def test_settings_within_the_noise_are_said_to_be(gaps: tuple[float, ...], said:
 
 
 def test_what_orders_a_table_is_in_it() -> None:
-    documents = [run("a", 1.0, 0, 0.2), run("b", 1.0, 0, 0.3), run("b", 2.0, 0, 0.1)]
-    runs = tuned(documents, lambda d: d["result"]["val_loss"], lambda d: 100 * d["result"]["dev_accuracy"], higher=True)
+    measurements = [run("a", 1.0, 0, 0.2), run("b", 1.0, 0, 0.3), run("b", 2.0, 0, 0.1)]
+    runs = tuned(measurements, lambda d: d.values["val_loss"], lambda d: 100 * d.values["dev_accuracy"], higher=True)
     table = compared(runs, "t", "T", "test", decimals=1, chosen_unit="dev")
     assert table.columns[-2] == "dev"
     assert [(row[0], row[1], row[7], row[-2]) for row in table.rows] == [("b", 1.0, 2, 30.0), ("a", 1.0, 1, 20.0)]
     assert len(table.columns) == len(table.rows[0])
 
 
-def recalled(name: str, width: int, pairs: int, accuracy: float, filler: int = 0, seed: int = 0) -> dict[str, Any]:
+def recalled(name: str, width: int, pairs: int, accuracy: float, filler: int = 0, seed: int = 0) -> Measurement:
     settings = {"attention": name, "width": width, "heads": 2, "pairs": pairs, "filler": filler, "seed": seed}
     settings |= {"names": 8, "steps": 4, "memory": [2.0, 12.0]}
-    return {"settings": settings, "result": {"accuracy": accuracy, "steps_done": 4, "reach": None}}
+    return record(settings, {"accuracy": accuracy, "steps_done": 4, "reach": None})
 
 
 def test_recall_may_have_answers_far_away_only() -> None:
@@ -333,13 +335,13 @@ def test_recall_may_have_answers_far_away_only() -> None:
 
 
 def test_recall_says_how_many_seeds_there_are_and_who_falls() -> None:
-    documents = [recalled("softmax", width, 16, 1.0, seed=seed) for width in (32, 64) for seed in (0, 1)]
-    documents += [recalled("performer", 32, 16, 0.75), recalled("performer", 64, 16, 0.07)]
-    section = recall.section({"recall": documents})
+    measurements = [recalled("softmax", width, 16, 1.0, seed=seed) for width in (32, 64) for seed in (0, 1)]
+    measurements += [recalled("performer", 32, 16, 0.75), recalled("performer", 64, 16, 0.07)]
+    section = recall.section({"recall": measurements})
     assert "2 of 4 settings have a second seed" in section.intro
     told = section.blocks[0].findings[1].text
     assert told == "performer falls from 75.0 to 7.0 % of 16 pairs with heads of 32 in the place of 16"
-    assert recall.falls(documents[:-1]) == ""
+    assert recall.falls(measurements[:-1]) == ""
 
 
 def test_rows_of_dots_have_their_names() -> None:

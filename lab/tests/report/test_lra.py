@@ -1,23 +1,25 @@
 """The report on the Long Range Arena: tables, accuracy at equal time, and the rules that judge."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from lab.tests.records import record
 
-from fastmax_lab.report.page import build, documents
+from fastmax_lab.measurements import Measurement
+from fastmax_lab.report.page import build
 from fastmax_lab.report.page.parts import OPEN, Claim, Section, Table
+from fastmax_lab.report.page.results import load
 from fastmax_lab.report.page.sections import lra, lra_runs, lra_speed, lra_time
 
 
-def of(results: Path, experiment: str) -> list[dict[str, Any]]:
-    return documents.load(results)[experiment]
+def of(results: Path, experiment: str) -> list[Measurement]:
+    return load(results)[experiment]
 
 
 def test_equal_time_counts_steps_by_what_they_cost(results: Path, sections: list[Section]) -> None:
     table = next(t for t in build.tables(sections) if t.name == "lra-equal-time")
     (timed,) = of(results, "lra-pace")
-    best = {name: t["best"] for name, t in timed["result"]["seconds"].items()}
+    best = {name: t["best"] for name, t in timed.values["seconds"].items()}
     rows = {row[1]: row for row in table.rows}
     kernels = {name: name for name in ("fastmax1", "fastmax2", "fastmax2, gated", "softmax")}
     kernels |= {"softmax, plain formula": "vanilla", "fastmax2, paper's scale": "fastmax2"}
@@ -29,7 +31,7 @@ def test_equal_time_counts_steps_by_what_they_cost(results: Path, sections: list
         assert rows[name][6] == pytest.approx(min(most, 40 * best["softmax"] / best[kernel]))
         assert rows[name][8] == pytest.approx(200 * (0.5 / 16) ** 0.5), "16 examples are tested"
     curve = {
-        (d["settings"]["attention"], d["settings"]["steps"]): d["result"]["curves"]["dev"]
+        (d.settings["attention"], d.settings["steps"]): d.values["curves"]["dev"]
         for d in of(results, "lra")
     }  # fmt: skip
     for name, steps, early, late in (("fastmax2", 40, 4, None), ("softmax", 40, None, 7), ("fastmax1", 60, None, 7)):
@@ -40,13 +42,13 @@ def test_equal_time_counts_steps_by_what_they_cost(results: Path, sections: list
 
 
 def test_equal_time_shows_the_look_before_and_the_one_after() -> None:
-    def run(attention: str, looks: list[tuple[int, float]]) -> dict[str, Any]:
+    def run(attention: str, looks: list[tuple[int, float]]) -> Measurement:
         settings = {"task": "text", "attention": attention, "seed": 0, "steps": 100, "batch": 16, "length": 64}
         curves = {"dev": [[step, 0.5, accuracy] for step, accuracy in looks], "train": []}
-        return {"settings": settings, "result": {"curves": curves, "examples": {"val": 100}}}
+        return record(settings, {"curves": curves, "examples": {"val": 100}})
 
     timed = {"task": "text", "batch": 16, "length": 64, "group_lengths": None, "attention_dropout": None}
-    pace = {"settings": timed, "result": {"seconds": {"fastmax2": {"best": 1.0}, "softmax": {"best": 2.5}}}}
+    pace = record(timed, {"seconds": {"fastmax2": {"best": 1.0}, "softmax": {"best": 2.5}}})
     runs = [run("fastmax2", [(50, 0.55), (100, 0.6)]), run("softmax", [(25, 0.5), (50, 0.59), (100, 0.63)])]
     table = lra_time.table(runs, [], [pace])
     assert table is not None
@@ -60,7 +62,7 @@ def test_accuracy_against_the_clock(results: Path, sections: list[Section]) -> N
     (chart,) = [chart for chart in build.charts(sections) if chart.name == "lra-accuracy-listops-clock"]
     (timed,) = of(results, "lra-pace")
     runs = {
-        (d["settings"]["attention"], d["settings"]["steps"]): d["result"]["curves"]["dev"]
+        (d.settings["attention"], d.settings["steps"]): d.values["curves"]["dev"]
         for d in of(results, "lra")
     }  # fmt: skip
     expected = {name: (name, 40, name) for name in ("fastmax1", "fastmax2", "fastmax2, gated", "softmax")}
@@ -72,7 +74,7 @@ def test_accuracy_against_the_clock(results: Path, sections: list[Section]) -> N
     assert {one.label for one in chart.series} == expected.keys()
     for one in chart.series:
         name, steps, kernel = expected[one.label]
-        minutes = timed["result"]["seconds"][kernel]["best"] / 60
+        minutes = timed.values["seconds"][kernel]["best"] / 60
         assert one.x == pytest.approx([step * minutes for step, _, _ in runs[name, steps]])
         assert one.y == pytest.approx([100 * accuracy for _, _, accuracy in runs[name, steps]])
         assert one.dashed is (one.label != name)
@@ -137,10 +139,10 @@ def test_what_ended_early_and_behind_is_not_said_to_be_faster() -> None:
     assert claimed(70.0).evidence.endswith("in the end: text: fastmax1 60.0 %, softmax 70.0 %.")
 
 
-def trained(task: str, attention: str, accuracy: float, steps: int = 1000, kind: str = "") -> dict[str, Any]:
+def trained(task: str, attention: str, accuracy: float, steps: int = 1000, kind: str = "") -> Measurement:
     settings = {"task": task, "attention": attention, "steps": steps, "batch": 16, "seed": 0}
     result = {"test": {"accuracy": accuracy, "examples": 2000}, "dev_accuracy": accuracy}
-    return {"name": f"{task}-{attention}{kind}-seed0", "settings": settings, "result": result}
+    return record(settings, result, f"{task}-{attention}{kind}-seed0")
 
 
 def test_means_are_over_tasks_that_an_attention_has_all_of() -> None:
@@ -156,7 +158,7 @@ def test_means_are_over_tasks_that_an_attention_has_all_of() -> None:
 def test_the_best_fastmax_is_chosen_by_dev_accuracy_in_each_task() -> None:
     runs = [trained("text", "fastmax1", 0.6), trained("text", "fastmax2", 0.7), trained("image", "fastmax1", 0.4)]
     runs += [trained("image", "fastmax2", 0.3), trained("text", "softmax", 0.9), trained("image", "softmax", 0.9)]
-    runs[0]["result"]["dev_accuracy"] = 0.8
+    runs[0].values["dev_accuracy"] = 0.8
     table = lra.accuracies(runs, "a", "")
     row = dict(zip(table.columns, table.rows[-1], strict=True))
     assert row["attention"] == lra.BEST
@@ -177,33 +179,33 @@ def test_runs_of_fewer_steps_stand_in_a_table_of_their_own(sections: list[Sectio
 def test_a_folder_without_the_long_run_of_softmax_has_its_main_runs_all_the_same() -> None:
     runs = [trained("image", "softmax", 0.2, 300, "-short"), trained("image", "fastmax2", 0.3, 1500)]
     runs += [trained("image", "fastmax1", 0.3, 5500, "-longer")]
-    kinds = {kind: [d["settings"]["steps"] for d in lra_runs.of_kind(runs, kind)] for kind in ("", "short", "longer")}
+    kinds = {kind: [d.settings["steps"] for d in lra_runs.of_kind(runs, kind)] for kind in ("", "short", "longer")}
     assert kinds == {"": [1500], "short": [300], "longer": [5500]}
 
 
 @pytest.mark.parametrize(("pairs", "said"), [(147_086, False), (16_328, True)])
 def test_other_data_than_the_benchmarks_is_said(pairs: int, said: bool) -> None:
     settings = {"task": "retrieval", "seed": 0, "lr": 2e-4}
-    document = {"settings": settings, "result": {"examples": {"train": pairs}}}
-    assert ("16,328 citation pairs" in lra._intro([document])) is said
+    measurement = record(settings, {"examples": {"train": pairs}})
+    assert ("16,328 citation pairs" in lra._intro([measurement])) is said
 
 
 def test_what_may_favour_fastmax_is_said() -> None:
-    document = {"settings": {"task": "text", "seed": 0, "lr": 5e-4}, "result": {}}
+    measurement = record({"task": "text", "seed": 0, "lr": 5e-4}, {})
     for words in ("One seed.", "tried out with Fastmax", "the dev set is the test set"):
-        assert words in lra._intro([document])
+        assert words in lra._intro([measurement])
 
 
 def test_accuracies_are_judged_where_something_was_learned() -> None:
     def judged(*runs: tuple[str, float, float], steps: int = 1000, gated: float | None = None) -> Claim:
-        documents = [
+        measurements = [
             trained(task, name, accuracy, steps)
             for task, softmax, fastmax in runs
             for name, accuracy in (("softmax", softmax), ("fastmax2", fastmax - 0.1), (lra_runs.PAPER, fastmax))
         ]
         if gated is not None:
-            documents += [trained(task, "fastmax2, gated", gated, steps) for task, _, _ in runs]
-        return lra._equal(documents)
+            measurements += [trained(task, "fastmax2, gated", gated, steps) for task, _, _ in runs]
+        return lra._equal(measurements)
 
     five = [(task, 0.6, 0.595) for task in ("listops", "text", "retrieval", "image", "pathfinder")]
     assert judged(*five).verdict == "holds"
@@ -225,12 +227,12 @@ def test_accuracies_are_judged_where_something_was_learned() -> None:
 
 def test_losses_are_judged_where_training_was_long_enough_and_something_learned() -> None:
     def judged(*runs: tuple[str, int, float], accuracy: float = 0.6) -> str:
-        documents = [
+        measurements = [
             trained(task, name, accuracy, steps) for task, steps, _ in runs for name in ("softmax", "fastmax1")
         ]
-        for d, loss in zip(documents, [x for _, _, gap in runs for x in (1.0 + gap, 1.0)], strict=True):
-            d["result"]["curves"] = {"train": [[10 * i, loss + 0.01 * (-1) ** i, 0.5] for i in range(10)]}
-        return lra._curves(documents).verdict
+        for d, loss in zip(measurements, [x for _, _, gap in runs for x in (1.0 + gap, 1.0)], strict=True):
+            d.values["curves"] = {"train": [[10 * i, loss + 0.01 * (-1) ** i, 0.5] for i in range(10)]}
+        return lra._curves(measurements).verdict
 
     assert judged(("text", 1500, -0.1), ("retrieval", 600, 0.1)) == "holds"
     assert judged(("text", 1500, 0.1), ("retrieval", 600, -0.1)) == "does not hold"
@@ -248,19 +250,19 @@ def test_what_still_guesses_is_said_with_how_long_was_tried() -> None:
     assert lra.guessing([trained("image", "softmax", 0.2), trained("text", "fastmax1", 0.66)]) == []
     listops = trained("listops", "softmax", 0.175)
     assert lra.guessing([listops]) == []
-    listops["result"]["most_frequent"] = 0.17
+    listops.values["most_frequent"] = 0.17
     assert lra.guessing([listops]), "always the same class"
 
 
 def test_speed_against_accuracy() -> None:
     """Of each task the runs of equal steps that most attentions have, unless all guess; means where the steps are equal."""
 
-    def timed(task: str, seconds: float) -> dict[str, Any]:
+    def timed(task: str, seconds: float) -> Measurement:
         names = ("vanilla", "softmax", "fastmax1", "linear", "fastmax2")
         times = {name: {"best": seconds / (1 + i)} for i, name in enumerate(names)}
         used = {name: {"peak": (2 + i) * 2**20, "before": 2**20} for i, name in enumerate(names)}
         settings = {"task": task, "attention_dropout": 0.0}
-        return {"settings": settings, "result": {"seconds": times, "bytes": used}}
+        return record(settings, {"seconds": times, "bytes": used})
 
     runs = [trained("text", name, accuracy) for name, accuracy in (("softmax", 0.6), ("fastmax1", 0.5))]
     runs += [trained("text", "fastmax2, paper's scale", 0.65), trained("text", "fastmax2, gated", 0.8)]
@@ -295,9 +297,9 @@ def test_speed_against_accuracy() -> None:
 
 
 def test_speed_without_the_plain_formula_decides_nothing() -> None:
-    def timed(task: str, *names: str) -> dict[str, Any]:
+    def timed(task: str, *names: str) -> Measurement:
         result = {"seconds": {name: {"best": 1.0} for name in names}, "bytes": {}, "tokens": 4000}
-        return {"settings": {"task": task, "attention_dropout": 0.0}, "result": result}
+        return record({"task": task, "attention_dropout": 0.0}, result)
 
     some = [timed("text", "fastmax2", "softmax"), timed("listops", "fastmax1")]
     section = lra_speed.section({"lra-speed": some})

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lab.tests.records import record
 
 from fastmax_lab.cli import main
-from fastmax_lab.report.page import build, documents, html
+from fastmax_lab.measurements import Measurement
+from fastmax_lab.report.page import build, html
 from fastmax_lab.report.page.parts import OPEN, Chart, Claim, Section, Series, Table
+from fastmax_lab.report.page.results import load
 from fastmax_lab.report.page.sections import dropout, language, lra, recall, scaling
 
 
@@ -36,8 +39,8 @@ def numbers(value: Any) -> Iterator[float]:
             yield from numbers(one)
 
 
-def every(results: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(results.glob("*/*.json"))]
+def every(results: Path) -> list[Measurement]:
+    return [one for found in load(results).values() for one in found]
 
 
 def test_everything_is_written(report: Path, sections: list[Section]) -> None:
@@ -85,10 +88,10 @@ def test_the_page_shows_the_tables(report: Path, sections: list[Section]) -> Non
 
 def test_what_is_drawn_unaveraged_is_in_the_json(results: Path, sections: list[Section]) -> None:
     """Times in ms, memory in MiB, accuracies in per cent are the numbers of the JSON; curves over seeds are means."""
-    held = {round(x * factor, 9) for d in every(results) for x in numbers(d["result"]) for factor in (1, 1e3, 100)}
+    held = {round(x * factor, 9) for d in every(results) for x in numbers(d.values) for factor in (1, 1e3, 100)}
     held |= {
         round((row["peak"] - row["before"]) / 2**20, 9)
-        for d in every(results) if d["experiment"] == "scaling" for row in d["result"]["memory"]
+        for d in every(results) if d.experiment == "scaling" for row in d.values["memory"]
     }  # fmt: skip
     checked = 0
     for section in sections:
@@ -103,31 +106,31 @@ def test_what_is_drawn_unaveraged_is_in_the_json(results: Path, sections: list[S
 def test_tables_are_rebuilt_from_the_json(results: Path, sections: list[Section]) -> None:
     tables = {table.name: table for table in build.tables(sections)}
     found = every(results)
-    runs = [d for d in found if d["experiment"] == "dropout"]
+    runs = [d for d in found if d.experiment == "dropout"]
     assert len(tables["dropout"].rows) == 4
     for mode, rate, seeds, loss, deviation, lowest, _, accuracy, _ in tables["dropout"].rows:
-        own = [d["result"] for d in runs if (d["settings"]["mode"], d["settings"]["rate"]) == (mode, rate)]
+        own = [d.values for d in runs if (d.settings["mode"], d.settings["rate"]) == (mode, rate)]
         assert seeds == len(own) == 2
         assert loss == pytest.approx(mean(r["curve"][-1][1] for r in own))
         assert deviation == pytest.approx(stdev(r["curve"][-1][1] for r in own))
         assert lowest == pytest.approx(mean(min(p[1] for p in r["curve"]) for r in own))
         assert accuracy == pytest.approx(100 * mean(r["accuracy"] for r in own))
-    softmax = next(d for d in found if d["experiment"] == "language" and d["settings"]["attention"] == "softmax")
+    softmax = next(d for d in found if d.experiment == "language" and d.settings["attention"] == "softmax")
     for name, lr, loss, _, gap, *_ in tables["language-listops-32"].rows:
-        own = next(d for d in found if d["experiment"] == "language" and d["settings"]["attention"] == name)
-        assert (lr, loss) == (own["settings"]["lr"], own["result"]["val_loss"])
-        assert gap == pytest.approx(loss - softmax["result"]["val_loss"])
+        run = next(d for d in found if d.experiment == "language" and d.settings["attention"] == name)
+        assert (lr, loss) == (run.settings["lr"], run.values["val_loss"])
+        assert gap == pytest.approx(loss - softmax.values["val_loss"])
     dev = {row[0]: row[1] for row in tables["lra-accuracy-dev"].rows}
     for name, test, theirs, *means in tables["lra-accuracy"].rows:
         assert means == [test, theirs], "there is one task"
         if name == lra.BEST:
             continue
-        runs = [d for d in found if d["experiment"] == "lra" and d["settings"]["attention"] == name]
-        own = next(d["result"] for d in runs if d["settings"]["steps"] == 40)
+        runs = [d for d in found if d.experiment == "lra" and d.settings["attention"] == name]
+        own = next(d.values for d in runs if d.settings["steps"] == 40)
         assert (test, dev[name]) == pytest.approx((100 * own["test"]["accuracy"], 100 * own["dev_accuracy"]))
         listops = {"softmax": 38.37, "fastmax1": 37.20, "fastmax2": 37.40, "linear": 16.13}
         assert theirs == listops.get(name.removesuffix(", paper's scale"))
-    speed = {d["settings"]["task"]: d["result"] for d in found if d["experiment"] == "lra-speed"}
+    speed = {d.settings["task"]: d.values for d in found if d.experiment == "lra-speed"}
     for name, unit in (("lra-speed-0", "steps/s"), ("lra-ratio-0", "× vanilla")):
         for row in tables[name].rows:
             for task, at in (("listops", 1), ("text", 3)):
@@ -138,23 +141,21 @@ def test_tables_are_rebuilt_from_the_json(results: Path, sections: list[Section]
 
 def test_settings_are_compared_with_softmax_of_the_same_seeds(results: Path, sections: list[Section]) -> None:
     (table,) = [table for table in build.tables(sections) if table.name == "lra-settings-listops"]
-    found = [d for d in every(results) if d["experiment"] == "lra-settings"]
-    accuracy = {
-        (d["settings"]["attention"], d["settings"]["seed"]): 100 * d["result"]["test"]["accuracy"] for d in found
-    }
+    found = [d for d in every(results) if d.experiment == "lra-settings"]
+    accuracy = {(d.settings["attention"], d.settings["seed"]): 100 * d.values["test"]["accuracy"] for d in found}
     rows = {row[0]: row for row in table.rows}
     assert set(rows) == {name for name, _ in accuracy}
     assert rows["softmax"][2] == pytest.approx((accuracy["softmax", 0] + accuracy["softmax", 1]) / 2)
     assert rows["softmax"][6] == 2
     assert rows["fastmax2"][4] == pytest.approx(accuracy["fastmax2", 0] - accuracy["softmax", 0])
-    dev = [d["result"]["dev_accuracy"] for row in table.rows for d in found if d["settings"]["attention"] == row[0]]
+    dev = [d.values["dev_accuracy"] for row in table.rows for d in found if d.settings["attention"] == row[0]]
     assert dev[0] == max(dev)
 
 
 def test_who_recalls_is_said_for_each_head_dimension() -> None:
-    def run(name: str, width: int, pairs: int, accuracy: float) -> dict[str, Any]:
+    def run(name: str, width: int, pairs: int, accuracy: float) -> Measurement:
         settings = {"attention": name, "width": width, "heads": 2, "pairs": pairs}
-        return {"settings": settings, "result": {"accuracy": accuracy}}
+        return record(settings, {"accuracy": accuracy})
 
     runs = [run("softmax", width, 64, 1.0) for width in (32, 64)] + [run("linear", 32, 16, 1.0)]
     runs += [run("fastmax2", 64, 64, 0.995), run("fastmax2", 32, 64, 0.9)]
@@ -197,10 +198,9 @@ def test_growth_is_that_of_the_factorized_form(is_causal: bool, first: int) -> N
 
 
 def test_older_results_may_lack_facts_of_their_machine() -> None:
-    machine = {"processor": "P", "cores": 2, "threads": 1, "torch": "2", "fastmax": "0", "command": "c"}
-    old = {"experiment": "lra", "name": "n", "settings": {}, "result": {}, "seconds": 1, "machine": machine}
+    old = record({}, {})
     (row,) = html.runs({"lra": [old]}).rows
-    assert row == ("lra", "n", None, 1, "P", 1, "2", "0", None, "c")
+    assert row == ("lra", "n", None, 1.0, "P", None, "2", None, None, "c")
     assert html._provenance({"lra": [old]}) == "1 measurements on P (2 cores), torch 2."
 
 
@@ -208,7 +208,7 @@ def test_older_results_may_lack_facts_of_their_machine() -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_folder_that_is_not_finished_can_be_drawn(results: Path, data: st.DataObject) -> None:
     """Any part of the files, such as there are while an experiment runs: sections, tables and data of all charts."""
-    whole = documents.load(results)
+    whole = load(results)
     part = {
         name: [found[i] for i in sorted(data.draw(st.sets(st.integers(0, len(found) - 1), min_size=1)))]
         for name, found in whole.items() if data.draw(st.booleans())
@@ -243,14 +243,14 @@ def test_short_trainings_decide_nothing(sections: list[Section]) -> None:
         assert verdicts[claim[1]] == OPEN, claim
 
 
-def runs_of_dropout(quadratic: float, standard: float, seeds: int = 3) -> list[dict[str, Any]]:
+def runs_of_dropout(quadratic: float, standard: float, seeds: int = 3) -> list[Measurement]:
     """One rate; without dropout the loss rises from 0.5 to 1. Seeds of the quadratic way differ by 0.01."""
     ways = {("none", 0.0): 1.0, ("quadratic", 0.1): quadratic, ("standard", 0.1): standard, ("1d", 0.1): standard}
     return [
-        {
-            "settings": {"mode": mode, "rate": rate, "seed": seed},
-            "result": {"curve": [[1, 0.5], [2, loss]], "test_loss": end, "accuracy": 0.5},
-        }
+        record(
+            {"mode": mode, "rate": rate, "seed": seed},
+            {"curve": [[1, 0.5], [2, loss]], "test_loss": end, "accuracy": 0.5},
+        )
         for (mode, rate), loss in ways.items()
         for seed in range(3 if mode == "none" else seeds)
         for end in [loss + 0.01 * (seed - 1) * (mode == "quadratic")]
@@ -298,16 +298,15 @@ def test_a_chart_says_what_it_draws() -> None:
     [
         (None, "has no results"),
         ("{", "is not JSON"),
-        ("[1]", "is no result of"),
-        ('{"experiment": "x"}', "is no result of"),
+        ("[1]", "is no measurement"),
+        ('{"experiment": "x"}', "is no measurement"),
     ],
 )
 def test_wrong_folders_are_refused(
     content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is not None:
-        (tmp_path / "x").mkdir()
-        (tmp_path / "x" / "y.json").write_text(content)
+        (tmp_path / "x.jsonl").write_text(content)
     assert main(["report", str(tmp_path)]) == 1
     assert message in capsys.readouterr().err
     with pytest.raises(SystemExit) as absent:

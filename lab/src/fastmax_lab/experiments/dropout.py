@@ -11,9 +11,10 @@ from torch.nn.functional import cross_entropy
 
 from fastmax.dropout import MODES
 from fastmax_lab.experiments import images
-from fastmax_lab.experiments.items import Document, Item, Work, slug
+from fastmax_lab.experiments.items import Item, Workspace
 from fastmax_lab.experiments.training import train
 from fastmax_lab.experiments.vision import VisionConfig, VisionModel, score
+from fastmax_lab.measurements import Measurement, slug
 
 NAME = "dropout"
 SEEDS = (0, 1, 2)
@@ -57,7 +58,7 @@ def runs(budget: str) -> list[DropoutRun]:
     return [DropoutRun(mode, rate, seed, **sizes[budget]) for seed in SEEDS for mode, rate in ways]
 
 
-def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
+def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG001
     cost = {"quick": 2.0, "cpu": 50.0, "full": 5000.0}[budget]
     return [item(run, cost) for run in runs(budget)]
 
@@ -67,9 +68,9 @@ def item(run: DropoutRun, cost: float) -> Item:
     return Item(NAME, name, asdict(run), partial(measure, run), cost, threads=1)
 
 
-def measure(run: DropoutRun, work: Work) -> dict[str, Any]:
+def measure(run: DropoutRun, workspace: Workspace) -> dict[str, Any]:
     """[step, test loss, test accuracy, smoothed training loss], every so many steps."""
-    data = images.load(run.data, work.data)
+    data = images.load(run.data, workspace.data)
     torch.manual_seed(run.seed)
     model = VisionModel(
         "fastmax2",
@@ -92,7 +93,7 @@ def measure(run: DropoutRun, work: Work) -> dict[str, Any]:
     def watch(step: int, smooth: float) -> bool:
         if step % run.every == 0:
             curve.append([step, *score(model, data.test[: run.tested], data.test_labels[: run.tested]), smooth])
-        return work.watch(run.steps)(step, smooth)
+        return workspace.watch(run.steps)(step, smooth)
 
     trained = train(
         model,

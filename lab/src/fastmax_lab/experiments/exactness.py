@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastmax_lab.bench import exactness as bench
-from fastmax_lab.experiments.items import Document, Item, Work
+from fastmax_lab.experiments.items import Item, Workspace
+from fastmax_lab.measurements import Measurement
 
 NAME = "exactness"
 TOKENS = {
@@ -17,7 +18,7 @@ SAVED_TOKENS = {"quick": (128, 256, 512), "cpu": (256, 512, 1024, 2048), "full":
 SEED = 0
 
 
-def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
+def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG001
     tokens, saved = TOKENS[budget], SAVED_TOKENS[budget]
     return [
         _item(
@@ -38,7 +39,7 @@ def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
 
 
 def _item(name: str, settings: dict[str, Any], measure: Callable[[], list[dict[str, Any]]], cost: float) -> Item:
-    def rows(_: Work) -> dict[str, Any]:
+    def rows(_: Workspace) -> dict[str, Any]:
         return {"rows": measure()}
 
     return Item(NAME, name, {**settings, "seed": SEED}, rows, cost)

@@ -1,4 +1,4 @@
-"""An item: one measurement of an experiment, its settings, and the file of JSON that says what came out."""
+"""Items: what an experiment consists of, each measured on its own and stored as one measurement."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,25 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastmax._atomic_file import write_whole
+from fastmax_lab import measurements
 from fastmax_lab.lra.metrics import DivergedError
+from fastmax_lab.measurements import SUFFIX, Measurement, plain
 
 BUDGETS = ("quick", "cpu", "full")
-Document = dict[str, Any]
-"""What a file holds: experiment, name, settings, result, seconds, machine. The seconds are all that were spent on it: where a
-killed item went on, also those before the kill, and those on steps that the kill lost and that were made again."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a measurement is given: where the data is, a folder that outlives a kill, and whom to tell how far it is."""
+class Workspace:
+    """What a measurement works with: the data folder, a folder that outlives a kill, and a callback for progress."""
 
     data: Path
     folder: Path
     show: Callable[[float, str], None] = lambda _share, _label: None
 
     def watch(self, steps: int) -> Callable[[int, float], bool]:
-        """For `fastmax_lab.experiments.training.train`: shows how far a training is, and never ends it."""
+        """Return a callback for `fastmax_lab.experiments.training.train` that shows progress and never stops it."""
 
         def watch(step: int, loss: float) -> bool:
             if step % 10 == 0 or step == steps:
@@ -36,74 +34,58 @@ class Work:
 
 @dataclass(frozen=True)
 class Item:
-    """One measurement.
+    """One measurement that an experiment asks for.
 
-    `settings` are all that decides the result, as JSON; `cost` is a guess of its seconds, for the estimate of what is left;
-    `threads` that torch may use, None for as many as it was given. Small models are trained on one: more do not make them
-    faster, and their numbers then do not depend on how many there are.
+    `settings` are all that decides the values, as JSON. `cost` estimates its seconds, for the time that is left.
+    `threads` are those that torch may use, None for the default. Small models are trained on one: more do not make them
+    faster, and their numbers then do not depend on the number of threads.
     """
 
     experiment: str
     name: str
     settings: dict[str, Any]
-    measure: Callable[[Work], dict[str, Any]]
+    measure: Callable[[Workspace], dict[str, Any]]
     cost: float = 1.0
     threads: int | None = None
 
-    def path(self, out: Path) -> Path:
-        return out / self.experiment / f"{self.name}.json"
+    def is_measured_by(self, measurement: Measurement) -> bool:
+        """Return whether this is the measurement of the item: the name and all settings agree."""
+        return measurement.name == self.name and measurement.settings == plain(self.settings)
 
 
 class Experiment(Protocol):
-    """A module of an experiment. What is measured later may depend on what was found, such as the best learning rate: `items`
-    is asked again until nothing is missing."""
+    """A module of an experiment. Later items may depend on what was found, such as the best learning rate: `items` is
+    asked again until nothing is missing."""
 
     @property
     def NAME(self) -> str: ...  # noqa: N802
 
-    def items(self, budget: str, found: Sequence[Document]) -> list[Item]: ...
+    def items(self, budget: str, found: Sequence[Measurement]) -> list[Item]: ...
 
 
-def found(item: Item, out: Path) -> Document | None:
-    """The document of this very item: one with other settings is not it."""
-    path = item.path(out)
-    if not path.exists():
-        return None
-    document: Document = json.loads(path.read_text())
-    return document if document["settings"] == plain(item.settings) else None
+def results_file(experiment: str, out: Path) -> Path:
+    return out / f"{experiment}{SUFFIX}"
 
 
-def documents(experiment: str, out: Path) -> list[Document]:
-    """All that there is of an experiment, by name."""
-    return [json.loads(path.read_text()) for path in sorted((out / experiment).glob("*.json"))]
+def stored(experiment: str, out: Path) -> dict[str, Measurement]:
+    """Return the measurements of an experiment by name."""
+    return {one.name: one for one in measurements.read(results_file(experiment, out))}
 
 
-def write(item: Item, out: Path, result: dict[str, Any], seconds: float, machine: dict[str, Any]) -> Document:
-    """Whole or not at all; DivergedError if a number of the result is not finite."""
-    document = {
-        "experiment": item.experiment,
-        "name": item.name,
-        "settings": plain(item.settings),
-        "result": plain(result),
-        "seconds": round(seconds, 1),
-        "machine": machine,
-    }
+def store(
+    item: Item, out: Path, values: dict[str, Any], seconds: float, machine: dict[str, Any], command: str
+) -> Measurement:
+    """Write the measurement of an item, in the place of an older one of its name.
+
+    Raises:
+        DivergedError: a number of the values is not finite.
+    """
     try:
-        text = json.dumps(document, indent=1, allow_nan=False)
+        json.dumps(values, allow_nan=False)
     except ValueError as error:
         raise DivergedError("the result has numbers that are not finite") from error
-    path = item.path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, f"{text}\n".encode())
-    return document
-
-
-def plain(value: Any) -> Any:
-    """As it is after it has been JSON: tuples are lists."""
-    return json.loads(json.dumps(value))
-
-
-def slug(*parts: object) -> str:
-    """A file name: `fastmax2, gated` and 0.004 make fastmax2-gated-0.004."""
-    words = " ".join(str(part) for part in parts).replace(",", " ").replace("/", " ").split()
-    return "-".join(words)
+    measurement = Measurement(
+        item.experiment, item.name, plain(item.settings), plain(values), machine, command, round(seconds, 1)
+    )
+    measurements.append(results_file(item.experiment, out), measurement)
+    return measurement

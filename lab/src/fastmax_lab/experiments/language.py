@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from fastmax_lab.experiments import texts
-from fastmax_lab.experiments.items import Document, Item, slug
+from fastmax_lab.experiments.items import Item
 from fastmax_lab.experiments.language_model import LanguageRun, language
 from fastmax_lab.experiments.training import ATTENTIONS
+from fastmax_lab.measurements import Measurement, slug
 
 NAME = "language"
 RATES = (2e-3, 4e-3, 8e-3)
@@ -18,17 +19,17 @@ LONG = LanguageRun("", 1024, 2e-3, 0, 20_000, 16, 6, 384, 6)
 """For a GPU."""
 
 
-def best_rates(found: Sequence[Document], tokens: int) -> dict[str, float]:
+def best_rates(found: Sequence[Measurement], tokens: int) -> dict[str, float]:
     """The learning rate of the lowest validation loss of seed 0, for each attention that has all of them."""
     losses: dict[str, dict[float, float]] = {}
-    for document in found:
-        run = document["settings"]
+    for one in found:
+        run = one.settings
         if run["seed"] == 0 and run["tokens"] == tokens:
-            losses.setdefault(run["attention"], {})[run["lr"]] = document["result"]["val_loss"]
+            losses.setdefault(run["attention"], {})[run["lr"]] = one.values["val_loss"]
     return {name: min(of, key=of.__getitem__) for name, of in losses.items() if set(of) >= set(RATES)}
 
 
-def runs(budget: str, found: Sequence[Document]) -> list[LanguageRun]:
+def runs(budget: str, found: Sequence[Measurement]) -> list[LanguageRun]:
     """Every rate with the first seed; then, with the best rate of each attention, the others. Quick: one rate, one seed."""
     if budget == "quick":
         return [replace(QUICK, attention=name) for name in ATTENTIONS]
@@ -46,7 +47,7 @@ def runs(budget: str, found: Sequence[Document]) -> list[LanguageRun]:
     return result
 
 
-def items(budget: str, found: Sequence[Document]) -> list[Item]:
+def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
     return [item(run) for run in runs(budget, found)]
 
 
@@ -60,7 +61,7 @@ def item(run: LanguageRun) -> Item:
         NAME,
         name_of(run),
         asdict(run),
-        lambda work: language(run, texts.load(run.text, work.data), work.watch(run.steps)),
+        lambda workspace: language(run, texts.load(run.text, workspace.data), workspace.watch(run.steps)),
         cost,
         threads=1,
     )

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastmax_lab.baselines import SEVEN
-from fastmax_lab.experiments.items import Document, Item, Work, slug
+from fastmax_lab.experiments.items import Item, Workspace
 from fastmax_lab.lra.config import Pace
 from fastmax_lab.lra.metrics import read
 from fastmax_lab.lra.run import RunConfig, configure
+from fastmax_lab.measurements import Measurement, slug
 
 NAME = "lra"
 MAIN: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -103,7 +104,7 @@ PACE = Pace(log_every=10, checkpoint_every=50)
 _PACES = {"softmax": 3.0, "fastmax1": 0.5, "fastmax2, gated": 2.0, "linear": 0.5, "reformer": 3.0, "informer": 3.0}
 
 
-def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001  (one signature for all experiments)
+def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG001  (one signature for all experiments)
     tasks = TASKS[budget]
     seeds = (0, 1, 2) if budget == "full" else (0,)
     result = [
@@ -135,7 +136,7 @@ def item(task: str, label: str, changes: dict[str, Any], seed: int, budget: Task
         NAME,
         slug(task, label, kind, f"seed{seed}").replace("'s", ""),
         settings,
-        lambda work: train(config, work),
+        lambda workspace: train(config, workspace),
         cost,
         1,
     )
@@ -162,21 +163,21 @@ def _differing(config: RunConfig, changes: dict[str, Any]) -> dict[str, Any]:
     return values | {name: value for name, value in changes.items() if name != "attention"}
 
 
-def train(config: RunConfig, work: Work) -> dict[str, Any]:
+def train(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
     """The result of the run, and its curves: [step, loss, accuracy], of single batches in training."""
     from fastmax_lab.lra import train as lra_train
 
-    folder, share = work.folder / "run", 0.0
+    folder, share = workspace.folder / "run", 0.0
 
     def watch(step: int, line: str) -> None:
         nonlocal share
         share = step / config.train.steps
-        work.show(share, line)
+        workspace.show(share, line)
 
     def say(line: str) -> None:
-        work.show(share, line)
+        workspace.show(share, line)
 
-    result = lra_train.train(config, data=work.data, out=folder, resume=True, pace=PACE, say=say, watch=watch)
+    result = lra_train.train(config, data=workspace.data, out=folder, resume=True, pace=PACE, say=say, watch=watch)
     curves = {
         kind: [[line["step"], line["loss"], line["accuracy"]] for line in read(folder, kind)]
         for kind in ("train", "dev")

@@ -1,6 +1,7 @@
 """Seconds of a training step in the trainings of the Long Range Arena: their own batches, contestants in turns.
 
-The trainings run for hours beside other work, so their own clocks say little. Accuracy at equal time is reckoned with these.
+The trainings run for hours while the machine does other work, so their own clocks say little. Accuracy at equal time
+is computed with these seconds.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,13 +12,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_value_
 
 from fastmax_lab.bench.measure import interleave, seconds
-from fastmax_lab.experiments.items import Document, Item, Work
+from fastmax_lab.experiments.items import Item, Workspace
 from fastmax_lab.experiments.lra import TASKS, TaskBudget, make_config
 from fastmax_lab.lra.batches import Batch, take, training_rows
 from fastmax_lab.lra.evaluate import load_split
 from fastmax_lab.lra.run import RunConfig
 from fastmax_lab.lra.tasks import Split
 from fastmax_lab.lra.train import make_optimizer
+from fastmax_lab.measurements import Measurement
 
 NAME = "lra-pace"
 TIMED: dict[str, dict[str, Any]] = {
@@ -32,7 +34,7 @@ BATCHES, OF_LENGTHS = 6, 12
 Fastmax: there it is more of them, and they stand for all batches of the training."""
 
 
-def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001  (one signature for all experiments)
+def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG001  (one signature for all experiments)
     return [item(task, of, rounds=2 if budget == "quick" else 3) for task, of in TASKS[budget].items()]
 
 
@@ -48,14 +50,14 @@ def item(task: str, budget: TaskBudget, *, rounds: int) -> Item:
     if config.group_lengths:
         settings |= {"spread_over_steps": config.train.steps}
     cost = 4 * (rounds + 1) * batches * budget.cost
-    return Item(NAME, task, settings, lambda work: measure(configs, rounds, work), cost)
+    return Item(NAME, task, settings, lambda workspace: measure(configs, rounds, workspace), cost)
 
 
-def measure(configs: dict[str, RunConfig], rounds: int, work: Work) -> dict[str, Any]:
+def measure(configs: dict[str, RunConfig], rounds: int, workspace: Workspace) -> dict[str, Any]:
     """Seconds of a step of each, the mean over the same batches."""
     config = configs["fastmax2"]
-    batches = chosen(load_split(config, "train", work.data), config)
-    work.show(0.0, "time")
+    batches = chosen(load_split(config, "train", workspace.data), config)
+    workspace.show(0.0, "time")
     timings = interleave(
         {name: training_steps(of, batches) for name, of in configs.items()}, rounds=rounds, least_seconds=0.0
     )

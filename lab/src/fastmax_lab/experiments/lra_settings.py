@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from fastmax_lab.experiments import lra
-from fastmax_lab.experiments.items import Document, Item
+from fastmax_lab.experiments.items import Item
 from fastmax_lab.experiments.lra import TaskBudget
+from fastmax_lab.measurements import Measurement
 
 NAME = "lra-settings"
 RATES = (1e-3, 2e-3, 4e-3)
@@ -33,17 +34,17 @@ CPU = {
 FULL = {"image": TaskBudget(steps=10_000), "listops": TaskBudget(steps=10_000)}
 
 
-def best_rates(found: Sequence[Document], task: str) -> dict[str, float]:
+def best_rates(found: Sequence[Measurement], task: str) -> dict[str, float]:
     """The learning rate of the highest dev accuracy of seed 0, for each attention that has all of them."""
     seen: dict[str, dict[float, float]] = {}
-    for document in found:
-        run = document["settings"]
+    for one in found:
+        run = one.settings
         if run["seed"] == 0 and run["task"] == task:
-            seen.setdefault(run["attention"], {})[run["lr"]] = document["result"]["dev_accuracy"]
+            seen.setdefault(run["attention"], {})[run["lr"]] = one.values["dev_accuracy"]
     return {name: max(of, key=of.__getitem__) for name, of in seen.items() if set(of) >= set(RATES)}
 
 
-def items(budget: str, found: Sequence[Document]) -> list[Item]:
+def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
     """Every rate with the first seed; then, with the best rate of each attention, the others. Quick: one rate, one seed."""
     if budget == "quick":
         return [item("listops", name, 0, lra.QUICK["listops"]) for name in QUICK]

@@ -6,8 +6,9 @@ from typing import Any
 
 from fastmax_lab.baselines import SEVEN
 from fastmax_lab.experiments import lra
-from fastmax_lab.experiments.items import Document, Item
+from fastmax_lab.experiments.items import Item
 from fastmax_lab.experiments.lra import TaskBudget
+from fastmax_lab.measurements import Measurement
 
 NAME = "lra-small"
 RATES = (1e-3, 2e-3, 4e-3)
@@ -24,17 +25,17 @@ TUNING = replace(WHOLE, steps=_EPOCH // 2, looks=1, evaluated=5000)
 """A twentieth of the whole training for each of three rates."""
 
 
-def best_rates(found: Sequence[Document]) -> dict[str, float]:
+def best_rates(found: Sequence[Measurement]) -> dict[str, float]:
     """Return the rate of the highest dev accuracy for each attention whose rates have all been tried."""
     seen: dict[str, dict[float, float]] = {}
-    for document in found:
-        run = document["settings"]
+    for one in found:
+        run = one.settings
         if run["steps"] == TUNING.steps:
-            seen.setdefault(run["attention"], {})[run["lr"]] = document["result"]["dev_accuracy"]
+            seen.setdefault(run["attention"], {})[run["lr"]] = one.values["dev_accuracy"]
     return {name: max(of, key=of.__getitem__) for name, of in seen.items() if set(of) >= set(RATES)}
 
 
-def items(budget: str, found: Sequence[Document]) -> list[Item]:
+def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
     """Return the tuning runs, then a whole training per attention and seed at the best rate, seed by seed."""
     if budget == "quick":
         return []

@@ -13,13 +13,14 @@ from torch.nn.functional import cross_entropy
 
 from fastmax_lab.experiments import images, texts
 from fastmax_lab.experiments.images import Images
-from fastmax_lab.experiments.items import Document, Item, Work, slug
+from fastmax_lab.experiments.items import Item, Workspace
 from fastmax_lab.experiments.language_model import LanguageRun, fit, held_out, spread, windows
 from fastmax_lab.experiments.locality import locality
 from fastmax_lab.experiments.recorded import LayerMaps, recording, vision_maps
 from fastmax_lab.experiments.texts import Text
 from fastmax_lab.experiments.training import train
 from fastmax_lab.experiments.vision import VisionConfig, VisionModel, score
+from fastmax_lab.measurements import Measurement, slug
 
 NAME = "maps"
 ATTENTIONS = ("softmax", "fastmax2, paper's scale", "fastmax2", "fastmax2, gated")
@@ -90,7 +91,7 @@ def runs(budget: str) -> list[ImageRun | LanguageRun]:
     return result
 
 
-def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
+def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG001
     cost = {"quick": 4.0, "cpu": 80.0, "full": 3000.0}[budget]
     return [item(run, cost) for run in runs(budget)]
 
@@ -100,14 +101,14 @@ def item(run: ImageRun | LanguageRun, cost: float) -> Item:
     return Item(NAME, name, asdict(run), partial(measure, run), cost, threads=1)
 
 
-def measure(run: ImageRun | LanguageRun, work: Work) -> dict[str, Any]:
+def measure(run: ImageRun | LanguageRun, workspace: Workspace) -> dict[str, Any]:
     """What was learned, the locality of every layer and head, and, of the first seed, the maps of a few samples."""
     if isinstance(run, ImageRun):
-        return _measure_images(run, images.load(run.data, work.data), work)
-    return _measure_text(run, texts.load(run.text, work.data), work)
+        return _measure_images(run, images.load(run.data, workspace.data), workspace)
+    return _measure_text(run, texts.load(run.text, workspace.data), workspace)
 
 
-def _measure_images(run: ImageRun, data: Images, work: Work) -> dict[str, Any]:
+def _measure_images(run: ImageRun, data: Images, workspace: Workspace) -> dict[str, Any]:
     torch.manual_seed(run.seed)
     model = VisionModel(run.attention, run.model)
     generator = torch.Generator().manual_seed(run.seed)
@@ -123,7 +124,7 @@ def _measure_images(run: ImageRun, data: Images, work: Work) -> dict[str, Any]:
         lr=run.lr,
         steps=run.steps,
         warmup=max(1, run.steps // 10),
-        watch=work.watch(run.steps),
+        watch=workspace.watch(run.steps),
     )
     test_loss, accuracy = score(model, data.test, data.test_labels)
     maps = vision_maps(model, data.test[:LOCALITY])
@@ -137,8 +138,8 @@ def _measure_images(run: ImageRun, data: Images, work: Work) -> dict[str, Any]:
     }
 
 
-def _measure_text(run: LanguageRun, text: Text, work: Work) -> dict[str, Any]:
-    model, trained = fit(run, text, work.watch(run.steps), recording)
+def _measure_text(run: LanguageRun, text: Text, workspace: Workspace) -> dict[str, Any]:
+    model, trained = fit(run, text, workspace.watch(run.steps), recording)
     starts = spread(text.val, replace(run, tokens=max(run.tokens, TEXT_TOKENS)))
     looked = windows(text.val, starts[:LOCALITY], TEXT_TOKENS)[:, :-1]
     with torch.no_grad(), LayerMaps(model) as maps:

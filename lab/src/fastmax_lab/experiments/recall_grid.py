@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from fastmax_lab.experiments.items import Document, Item, slug
+from fastmax_lab.experiments.items import Item
 from fastmax_lab.experiments.recall import RecallRun, recall
+from fastmax_lab.measurements import Measurement, slug
 
 NAME = "recall"
 ATTENTIONS = ("softmax", "fastmax2", "fastmax2, gated", "fastmax1", "linear", "performer")
@@ -32,7 +33,7 @@ def runs(budget: str) -> list[RecallRun]:
     return list(dict.fromkeys([*grid, *gates, *away, *again]))
 
 
-def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
+def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG001
     return [item(run) for run in runs(budget)]
 
 
@@ -45,4 +46,6 @@ def name_of(run: RecallRun) -> str:
 
 def item(run: RecallRun) -> Item:
     cost = 2e-5 * run.steps * run.batch * (3 * run.pairs + run.filler) * run.width / 64
-    return Item(NAME, name_of(run), asdict(run), lambda work: recall(run, work.watch(run.steps)), cost, threads=1)
+    return Item(
+        NAME, name_of(run), asdict(run), lambda workspace: recall(run, workspace.watch(run.steps)), cost, threads=1
+    )

@@ -13,11 +13,11 @@ import torch
 
 from fastmax._atomic_file import remove_partial, write_whole
 from fastmax_lab._progress import Progress
-from fastmax_lab.bench.measure import machine
 from fastmax_lab.data.files import MissingDataError
-from fastmax_lab.experiments.items import Document, Experiment, Item, Work, found, plain, write
+from fastmax_lab.experiments.items import Experiment, Item, Workspace, store, stored
 from fastmax_lab.lra.metrics import DivergedError
 from fastmax_lab.lra.run_folder import LOCK, InUseError, OtherRunError, clear, exclusive
+from fastmax_lab.measurements import Measurement, machine, plain
 
 WORK = "work"
 """Inside of the folder of the results: what unfinished items need to go on."""
@@ -70,32 +70,44 @@ def run(
 
 def plan(experiments: Sequence[Experiment], budget: str, out: Path) -> list[Item]:
     """What is missing, as far as it is known."""
-    missing = [item for one in experiments for item in _asked(one, budget, out) if found(item, out) is None]
+    missing: list[Item] = []
+    for one in experiments:
+        items, known = _asked(one, budget, out)
+        missing += [item for item in items if _key(item) not in known]
     return [replace(item, threads=None) for item in missing] if budget == "full" else missing
 
 
-def _asked(experiment: Experiment, budget: str, out: Path) -> list[Item]:
-    """The items of a budget. What is found of them may ask for more; other documents in the folder have no say, not even
-    those of the same name."""
-    known: dict[str, Document] = {}
+def _asked(experiment: Experiment, budget: str, out: Path) -> tuple[list[Item], dict[str, Measurement]]:
+    """Return the items of a budget, and the measurements of those that have theirs, by `_key`.
+
+    What is found of the items may ask for more. Measurements with other settings are ignored, even under the same name.
+    """
+    files: dict[str, dict[str, Measurement]] = {}
+    known: dict[str, Measurement] = {}
     while True:
         items = experiment.items(budget, list(known.values()))
-        more = {item.name: found(item, out) for item in items if item.name not in known}
-        new = {name: document for name, document in more.items() if document is not None}
+        new = {}
+        for item in items:
+            if item.experiment not in files:
+                files[item.experiment] = stored(item.experiment, out)
+            measurement = files[item.experiment].get(item.name)
+            if measurement is not None and _key(item) not in known and item.is_measured_by(measurement):
+                new[_key(item)] = measurement
         if not new:
-            return items
+            return items, known
         known |= new
 
 
 def _tidy(experiments: Sequence[Experiment], budget: str, out: Path) -> None:
-    """Removes what items left that were killed after their file was written and before their folder was removed."""
-    for item in (item for one in experiments for item in _asked(one, budget, out)):
-        folder = _folder(item, out)
-        if folder.exists() and found(item, out) is not None:
-            with suppress(InUseError), exclusive(folder):
-                if _is_of(folder, item):
-                    clear(folder)
-            _remove_empty(folder)
+    """Remove what items left that were killed after their measurement was stored and before their folder was removed."""
+    for one in experiments:
+        items, known = _asked(one, budget, out)
+        for folder, item in ((_folder(item, out), item) for item in items if _key(item) in known):
+            if folder.exists():
+                with suppress(InUseError), exclusive(folder):
+                    if _is_of(folder, item):
+                        clear(folder)
+                _remove_empty(folder)
 
 
 def _measure(
@@ -108,7 +120,7 @@ def _measure(
     spent: float,
     say: Callable[[str], None],
 ) -> bool:
-    """Whether it was measured now, and by this process."""
+    """Measure an item and store it. Return whether this process did so now."""
     folder = _folder(item, out)
 
     def show(share: float, label: str) -> None:
@@ -116,11 +128,12 @@ def _measure(
 
     try:
         with exclusive(folder):
-            if found(item, out) is not None:  # another process has just done it
+            stored_now = stored(item.experiment, out).get(item.name)
+            if stored_now is not None and item.is_measured_by(stored_now):  # another process has just done it
                 return False
             with _threads(item.threads), _Attempt(item, folder) as attempt:
-                result = attempt.measure(data, show)
-                document = write(item, out, result, attempt.seconds(), _machine(command))
+                values = attempt.measure(data, show)
+                measurement = store(item, out, values, attempt.seconds(), machine(), command)
             clear(folder)
     except (MissingDataError, InUseError, DivergedError) as error:
         reason = _reason(error)
@@ -130,7 +143,7 @@ def _measure(
     finally:
         _remove_empty(folder)
     outcome.measured += 1
-    say(f"{_key(item)}: {document['seconds']:,.0f} s")
+    say(f"{_key(item)}: {measurement.seconds:,.0f} s")
     return True
 
 
@@ -164,13 +177,13 @@ class _Attempt:
                 self._note()
             show(share, label)
 
-        work = Work(data, self.folder, told)
+        workspace = Workspace(data, self.folder, told)
         try:
-            return self.item.measure(work)
+            return self.item.measure(workspace)
         except OtherRunError:  # of settings that are not among the item's
             clear(self.folder)
             self._begin()
-            return self.item.measure(work)
+            return self.item.measure(workspace)
 
     def seconds(self) -> float:
         return self.before + perf_counter() - self.start
@@ -228,10 +241,6 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _machine(command: str) -> dict[str, Any]:
-    return machine() | {"command": command}
 
 
 def _key(item: Item) -> str:

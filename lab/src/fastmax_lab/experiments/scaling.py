@@ -6,7 +6,8 @@ from typing import Any
 
 from fastmax_lab.bench import scaling as bench
 from fastmax_lab.bench.scaling import Grid
-from fastmax_lab.experiments.items import Document, Item, Work
+from fastmax_lab.experiments.items import Item, Workspace
+from fastmax_lab.measurements import Measurement
 
 NAME = "scaling"
 GRIDS = {
@@ -16,14 +17,14 @@ GRIDS = {
 }  # fmt: skip
 
 
-def items(budget: str, found: Sequence[Document]) -> list[Item]:  # noqa: ARG001
+def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG001
     return [item(grid) for grid in GRIDS[budget]]
 
 
 def item(grid: Grid) -> Item:
-    def measure(work: Work) -> dict[str, Any]:
-        cells = bench.times(grid, lambda share, label: work.show(0.7 * share, label))
-        work.show(0.7, "memory")
+    def measure(workspace: Workspace) -> dict[str, Any]:
+        cells = bench.times(grid, lambda share, label: workspace.show(0.7 * share, label))
+        workspace.show(0.7, "memory")
         return {"time": cells, "memory": bench.memory(grid)}
 
     cost = grid.longest * 60

@@ -1,1 +1,1 @@
-"""The report of `fastmax-lab reproduce`: documents of JSON to tables, charts and one page. It measures nothing."""
+"""The report of `fastmax-lab reproduce`: measurements of JSON to tables, charts and one page. It measures nothing."""

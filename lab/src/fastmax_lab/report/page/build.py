@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastmax._atomic_file import write_whole
-from fastmax_lab.report.page import documents, html
-from fastmax_lab.report.page.documents import Results
+from fastmax_lab.report.page import html
 from fastmax_lab.report.page.drawing import draw, for_page
 from fastmax_lab.report.page.map_panel import Panel, draw_panel
 from fastmax_lab.report.page.parts import Chart, Section, Table
+from fastmax_lab.report.page.results import Results, load
 from fastmax_lab.report.page.sections import (
     dropout,
     exactness,
@@ -37,8 +37,8 @@ class Report:
 
 
 def build(folder: Path, out: Path) -> Report:
-    """Of the results in `folder`; measures nothing."""
-    results = documents.load(folder)
+    """Draw the results in `folder` into `out`. Nothing is measured."""
+    results = load(folder)
     parts = sections(results)
     shown = [*tables(parts), html.runs(results)]
     _check_names([*(chart.name for chart in charts(parts)), *(table.name for table in shown)])

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fastmax_lab.report.page.documents import Results
 from fastmax_lab.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Block, Chart, Claim, Finding, Section, Table
+from fastmax_lab.report.page.results import Results
 from fastmax_lab.report.page.words import MEANINGS, listed
 
 CLASSES = {AGREES: "holds", DIFFERS: "fails", PARTLY: "partly", OPEN: "open"}
@@ -50,7 +50,7 @@ def page(sections: list[Section], drawn: dict[str, str], results: Results) -> st
 {body}
 {_runs(results)}
 </main>
-<footer><p>Drawn from the JSON beside this page by <code>fastmax-lab report</code>, which measures nothing.
+<footer><p>Drawn from the stored measurements by <code>fastmax-lab report</code>, which measures nothing.
 Every figure is in figures/ as SVG, PNG and CSV, every table in tables/ as CSV.</p></footer>
 <script type="application/json" id="explorer-data">{data}</script>
 <script>{(_HERE / "page.js").read_text()}</script>
@@ -72,17 +72,17 @@ def conclusions(sections: list[Section]) -> Table:
 def runs(results: Results) -> Table:
     """Who measured what, when, on what."""
     rows = []
-    for experiment, documents in results.items():
-        for d in documents:
-            m, seed = d["machine"], d["settings"].get("seed")
-            told = (m.get(name) for name in ("processor", "threads", "torch", "fastmax", "date", "command"))
-            rows.append((experiment, d["name"], seed, d["seconds"], *told))
+    for experiment, measurements in results.items():
+        for d in measurements:
+            m, seed = d.machine, d.settings.get("seed")
+            facts = (m.get(name) for name in ("processor", "threads", "torch", "fastmax", "date"))
+            rows.append((experiment, d.name, seed, d.seconds, *facts, d.command))
     columns = ("experiment", "item", "seed", "seconds", "processor", "threads", "torch", "fastmax", "date", "command")
     return Table("runs", "Every item of this report", columns, tuple(rows), ("", "", "", ",.0f"))
 
 
 def _provenance(results: Results) -> str:
-    machines = [d["machine"] for found in results.values() for d in found]
+    machines = [d.machine for found in results.values() for d in found]
     processors = listed(sorted({f"{m['processor']} ({m['cores']} cores{_level(m)})" for m in machines}))
     torch = f"torch {listed(sorted({m['torch'] for m in machines}))}"
     dates = sorted({m["date"] for m in machines if "date" in m})

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastmax_lab.report.page.documents import Document
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.drawing import STYLE
 from fastmax_lab.report.page.parts import Chart, Table
 
@@ -40,16 +40,16 @@ class Panel(Chart):
         return Table(self.name, self.title, ("attention", "layer", "head", "query", "key", "weight"), rows)
 
 
-def typical(document: Document) -> Map:
+def typical(measurement: Measurement) -> Map:
     """The head in the middle of all by its share of effective keys (of two, the more local one), on the first sample."""
-    result = document["result"]
+    result = measurement.values
     heads = sorted(
         (head["keys"], number, h) for number, layer in enumerate(result["locality"]) for h, head in enumerate(layer)
     )
     keys, layer, head = heads[(len(heads) - 1) // 2]
     levels = np.frombuffer(base64.b64decode(result["maps"][layer][0][head]), "<u2")
     weights = levels.reshape(result["tokens"], result["tokens"]) / LEVELS
-    return Map(document["settings"]["attention"], layer + 1, head + 1, keys, weights)
+    return Map(measurement.settings["attention"], layer + 1, head + 1, keys, weights)
 
 
 def draw_panel(panel: Panel) -> tuple[bytes, bytes]:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from fastmax_lab.report.page.documents import Document, group, spread
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import Series, Table
+from fastmax_lab.report.page.results import group, spread
 
-Value = Callable[[Document], float]
+Value = Callable[[Measurement], float]
 CLEAR = 2.0
 """Standard errors that a difference has to exceed."""
 
@@ -57,17 +58,17 @@ class Tuned:
         return "highest" if self.rate == self.rates[-1] else "lowest" if self.rate == self.rates[0] else ""
 
 
-def tuned(found: list[Document], value: Value, chosen_by: Value, *, higher: bool = False) -> dict[str, Tuned]:
+def tuned(found: list[Measurement], value: Value, chosen_by: Value, *, higher: bool = False) -> dict[str, Tuned]:
     """By attention, the best first by `chosen_by`, of which `higher` or lower is better."""
     best = max if higher else min
     result: dict[str, Tuned] = {}
-    by_name = group(found, lambda d: d["settings"]["attention"])
+    by_name = group(found, lambda d: d.settings["attention"])
     for attention in sorted(by_name, key=lambda name: name != "softmax"):  # gaps need softmax first
-        first = {d["settings"]["lr"]: chosen_by(d) for d in by_name[attention] if d["settings"]["seed"] == 0}
+        first = {d.settings["lr"]: chosen_by(d) for d in by_name[attention] if d.settings["seed"] == 0}
         if not first:  # its rate is not chosen yet
             continue
         rate = best(first, key=first.__getitem__)
-        own = {d["settings"]["seed"]: d for d in by_name[attention] if d["settings"]["lr"] == rate}
+        own = {d.settings["seed"]: d for d in by_name[attention] if d.settings["lr"] == rate}
         values = {seed: value(d) for seed, d in own.items()}
         softmax = values if attention == "softmax" else result["softmax"].values if "softmax" in result else {}
         chosen = {seed: chosen_by(d) for seed, d in own.items()}

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from statistics import mean
 
-from fastmax_lab.report.page.documents import Document, Results, group, spread
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import (
     AGREES,
     DIFFERS,
@@ -17,6 +17,7 @@ from fastmax_lab.report.page.parts import (
     Table,
     untested,
 )
+from fastmax_lab.report.page.results import Results, group, spread
 from fastmax_lab.report.page.tuned import Gap, gap
 
 NAME = "dropout"
@@ -31,27 +32,27 @@ def section(results: Results) -> Section:
     every = results.get(NAME, [])
     if not every:
         return Section(NAME, TITLE, claims=(untested(*BEST), untested(*HELPS)))
-    documents = max(group(every, _setup).values(), key=len)
-    s = documents[0]["settings"]
+    measurements = max(group(every, _setup).values(), key=len)
+    s = measurements[0].settings
     intro = (
         f"A Fastmax2 classifier of images ({s['data']}) trained on only {s['examples']:,} of them, so that it overfits; "
         f"test loss on {s['tested']:,}, mean and standard deviation over seeds. standard drops entries of all features, "
         "1d whole tokens, quadratic features of degree 2 only."
     )
-    if len(documents) < len(every):
-        intro += f" Left out: {len(every) - len(documents)} runs of other sizes, such as of another budget."
-    table = summary(documents)
-    rates = sorted({d["settings"]["rate"] for d in documents} - {0.0})
-    charts = tuple(chart(documents, rate) for rate in rates)
-    claims = claims_of(documents)
+    if len(measurements) < len(every):
+        intro += f" Left out: {len(every) - len(measurements)} runs of other sizes, such as of another budget."
+    table = summary(measurements)
+    rates = sorted({d.settings["rate"] for d in measurements} - {0.0})
+    charts = tuple(chart(measurements, rate) for rate in rates)
+    claims = claims_of(measurements)
     findings = tuple(claim.finding for claim in claims)
     return Section(NAME, TITLE, intro, (Block("", charts, findings, (table,)),), claims, _headline(table))
 
 
-def _setup(document: Document) -> Hashable:
+def _setup(measurement: Measurement) -> Hashable:
     """What runs have to share, to be compared."""
     own = ("mode", "rate", "seed")
-    return tuple(sorted((name, str(value)) for name, value in document["settings"].items() if name not in own))
+    return tuple(sorted((name, str(value)) for name, value in measurement.settings.items() if name not in own))
 
 
 def _headline(table: Table) -> str:
@@ -63,12 +64,12 @@ def _headline(table: Table) -> str:
     return f"dropout: the lowest test loss, {lowest:.3f}, has {way} at rate {rate:g}{without}"
 
 
-def chart(documents: list[Document], rate: float) -> Chart:
+def chart(measurements: list[Measurement], rate: float) -> Chart:
     series = []
     for mode, found in group(
-        (d for d in documents if d["settings"]["rate"] in (0.0, rate)), lambda d: d["settings"]["mode"]
+        (d for d in measurements if d.settings["rate"] in (0.0, rate)), lambda d: d.settings["mode"]
     ).items():
-        looks = list(zip(*(d["result"]["curve"] for d in found), strict=False))  # those that all have
+        looks = list(zip(*(d.values["curve"] for d in found), strict=False))  # those that all have
         points = [spread([point[1] for point in look]) for look in looks]
         steps = tuple(look[0][0] for look in looks)
         series.append(Series(mode, steps, tuple(p[0] for p in points), tuple(p[1] for p in points)))
@@ -77,12 +78,12 @@ def chart(documents: list[Document], rate: float) -> Chart:
     return Chart(f"dropout-{rate:g}", f"rate {rate:g}", "training steps", "test loss, nats", tuple(series))
 
 
-def summary(documents: list[Document]) -> Table:
+def summary(measurements: list[Measurement]) -> Table:
     rows = []
-    for (mode, rate), found in group(documents, lambda d: (d["settings"]["mode"], d["settings"]["rate"])).items():
-        last = spread([d["result"]["test_loss"] for d in found])
-        lowest = spread([min(point[1] for point in d["result"]["curve"]) for d in found])
-        accuracy = spread([100 * d["result"]["accuracy"] for d in found])
+    for (mode, rate), found in group(measurements, lambda d: (d.settings["mode"], d.settings["rate"])).items():
+        last = spread([d.values["test_loss"] for d in found])
+        lowest = spread([min(point[1] for point in d.values["curve"]) for d in found])
+        accuracy = spread([100 * d.values["accuracy"] for d in found])
         rows.append((mode, rate, len(found), *last, *lowest, *accuracy))
     rows.sort(key=lambda row: (row[1], row[0]))
     columns = ("way", "rate", "seeds", "test loss at the end", "±", "lowest test loss", "± ", "accuracy, %", "±  ")
@@ -99,19 +100,19 @@ Losses = dict[tuple[str, float], dict[int, float]]
 """Test losses by way and rate, and by seed."""
 
 
-def claims_of(documents: list[Document]) -> tuple[Claim, Claim]:
+def claims_of(measurements: list[Measurement]) -> tuple[Claim, Claim]:
     """By the test loss at the end, in pairs of the same seed: a difference below two standard errors decides nothing.
 
     A rate counts for the best way where all three ways were measured at it.
     """
-    by_way = group(documents, lambda d: (d["settings"]["mode"], d["settings"]["rate"]))
-    losses = {way: {d["settings"]["seed"]: d["result"]["test_loss"] for d in found} for way, found in by_way.items()}
+    by_way = group(measurements, lambda d: (d.settings["mode"], d.settings["rate"]))
+    losses = {way: {d.settings["seed"]: d.values["test_loss"] for d in found} for way, found in by_way.items()}
     none = by_way.get(("none", 0.0), [])
-    lowest = {d["settings"]["seed"]: min(point[1] for point in d["result"]["curve"]) for d in none}
+    lowest = {d.settings["seed"]: min(point[1] for point in d.values["curve"]) for d in none}
     rise = gap(losses.get(("none", 0.0), {}), lowest)
     if rise is None:
         return untested(*BEST, UNFINISHED), untested(*HELPS, UNFINISHED)
-    return _best(losses, rise, _accuracies(documents)), _helps(losses, rise)
+    return _best(losses, rise, _accuracies(measurements)), _helps(losses, rise)
 
 
 def _best(losses: Losses, rise: Gap, accuracies: str) -> Claim:
@@ -159,10 +160,10 @@ def _calm(rise: Gap) -> str:
     return "Without dropout the test loss does not clearly rise again, so there is nothing for dropout to mend: not judged."
 
 
-def _accuracies(documents: list[Document]) -> str:
+def _accuracies(measurements: list[Measurement]) -> str:
     """Of all ways and rates."""
-    ways = group(documents, lambda d: (d["settings"]["mode"], d["settings"]["rate"])).values()
-    found = [spread([100 * d["result"]["accuracy"] for d in own]) for own in ways]
+    ways = group(measurements, lambda d: (d.settings["mode"], d.settings["rate"])).values()
+    found = [spread([100 * d.values["accuracy"] for d in own]) for own in ways]
     low, high = min(one[0] for one in found), max(one[0] for one in found)
     noise = max(one[1] or 0.0 for one in found)
     alike = ": they hardly differ" if high - low < 2 * noise else ""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastmax_lab.report.page.documents import Document, Results, one
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import (
     AGREES,
     DIFFERS,
@@ -16,6 +16,7 @@ from fastmax_lab.report.page.parts import (
     Table,
     untested,
 )
+from fastmax_lab.report.page.results import Results, one
 
 NAME = "exactness"
 SHARES = ("negative", "denominators", "causal_denominators")
@@ -28,25 +29,25 @@ SAVED = ("Section 2.5", "Custom gradients reduce what is stored from O(N D²), m
 
 
 def section(results: Results) -> Section:
-    documents = results.get(NAME, [])
+    measurements = results.get(NAME, [])
     blocks: list[Block] = []
     claims: list[Claim] = []
     headline = ""
-    error = one(documents, "error")
+    error = one(measurements, "error")
     if error is not None:
         blocks.append(_error(error))
-        last = error["result"]["rows"][-1]
+        last = error.values["rows"][-1]
         headline = (
             f"exactness: at N = {last['tokens']:,} the error of Fastmax2 in fp32 is {last['errors']['fastmax2']:.1e}, "
             f"of softmax {last['errors']['softmax']:.1e}"
         )
-    bound = one(documents, "gradient-bound")
+    bound = one(measurements, "gradient-bound")
     blocks += [] if bound is None else [_bound(bound)]
     claims.append(untested(*BOUND) if bound is None else _bound_claim(bound))
-    negative = one(documents, "negative-weights")
+    negative = one(measurements, "negative-weights")
     blocks += [] if negative is None else [_negative(negative)]
     claims.append(untested(*VALID) if negative is None else _negative_claim(negative))
-    saved = one(documents, "saved-memory")
+    saved = one(measurements, "saved-memory")
     blocks += [] if saved is None else [_saved(saved)]
     claims.append(untested(*SAVED) if saved is None else _saved_claim(saved))
     return Section(
@@ -54,8 +55,8 @@ def section(results: Results) -> Section:
     )
 
 
-def _error(document: Document) -> Block:
-    rows = document["result"]["rows"]
+def _error(measurement: Measurement) -> Block:
+    rows = measurement.values["rows"]
     names = list(rows[0]["errors"])
     series = [
         Series(
@@ -85,8 +86,8 @@ def _error(document: Document) -> Block:
     return Block("Error over N", (chart,), (Finding(text),), (table,))
 
 
-def _bound(document: Document) -> Block:
-    rows = document["result"]["rows"]
+def _bound(measurement: Measurement) -> Block:
+    rows = measurement.values["rows"]
     n = tuple(r["tokens"] for r in rows)
     series = [
         Series(name.replace("<=", "≤"), n, tuple(r["largest"][name] for r in rows)) for name in rows[0]["largest"]
@@ -105,11 +106,11 @@ def _bound(document: Document) -> Block:
         True,
         2,
     )
-    return Block("The gradient bound", (chart,), (_bound_claim(document).finding,))
+    return Block("The gradient bound", (chart,), (_bound_claim(measurement).finding,))
 
 
-def _bound_claim(document: Document) -> Claim:
-    rows = document["result"]["rows"]
+def _bound_claim(measurement: Measurement) -> Claim:
+    rows = measurement.values["rows"]
     inside, outside = (_closest(rows, premise) for premise in (PREMISE, COMPUTED))
     drawn = max(r["largest"][name] / r["paper"] for r in rows for name in r["largest"] if name.endswith("drawn"))
     least, at = min(
@@ -119,7 +120,7 @@ def _bound_claim(document: Document) -> Claim:
     text = (
         f"If 0 ≤ s ≤ 1, the worst case that was found comes to {_percent(inside[0])} of the upper bound (N = {inside[1]}). "
         f"But s of standardized tokens lies in [-D, D], and there the worst is {_percent(outside[0])} of it "
-        f"(D = {document['settings']['head_dim']}, N = {outside[1]}), while {_percent(drawn)} is the most of what was drawn. "
+        f"(D = {measurement.settings['head_dim']}, N = {outside[1]}), while {_percent(drawn)} is the most of what was drawn. "
         f"The least gradient if 0 ≤ s ≤ 1 is {least:.2g} ‖v‖∞ (N = {at}){': 0 is no lower bound' if below else ''}."
     )
     verdict = DIFFERS if inside[0] > 1 else PARTLY if below or outside[0] > 1 else AGREES
@@ -141,8 +142,8 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share == 0 or share >= 0.01 else f"{100 * share:.1g} %"
 
 
-def _negative(document: Document) -> Block:
-    rows = document["result"]["rows"]
+def _negative(measurement: Measurement) -> Block:
+    rows = measurement.values["rows"]
     table = Table(
         "exactness-negative", ("Gaussian queries and keys, N = 64: shares of negative weights, and of denominators that "
 "are not positive"),
@@ -153,12 +154,12 @@ def _negative(document: Document) -> Block:
         ),
         ("", "", "", ".2f", ".2f", ".2f"),
     )  # fmt: skip
-    claim = _negative_claim(document)
+    claim = _negative_claim(measurement)
     return Block("Negative weights", (), (claim.finding,), (table,))
 
 
-def _negative_claim(document: Document) -> Claim:
-    rows = document["result"]["rows"]
+def _negative_claim(measurement: Measurement) -> Claim:
+    rows = measurement.values["rows"]
     even = max(r["negative"] for r in rows if r["order"] % 2 == 0)
     odd = max(r["negative"] for r in rows if r["order"] % 2)
     written = [r for r in rows if r["order"] == 1 and r["scale"] == "1"]
@@ -174,8 +175,8 @@ def _negative_claim(document: Document) -> Claim:
     return Claim(*VALID, DIFFERS if even else PARTLY if odd else AGREES, text)
 
 
-def _saved(document: Document) -> Block:
-    rows = document["result"]["rows"]
+def _saved(measurement: Measurement) -> Block:
+    rows = measurement.values["rows"]
     columns = ("N", "mask", "custom gradient, KiB", "plain autograd, KiB", "ratio")
     lines = []
     for r in rows:
@@ -183,12 +184,12 @@ def _saved(document: Document) -> Block:
         lines.append((r["tokens"], "masked" if r["is_causal"] else "unmasked", ours, theirs, theirs / ours))
     title = f"Bytes kept from forward for backward, one head of {rows[0]['head_dim']}, order 2"
     table = Table("exactness-saved", title, columns, tuple(lines), (",", "", ",.0f", ",.0f", ".1f"))
-    claim = _saved_claim(document)
+    claim = _saved_claim(measurement)
     return Block("Memory of the gradient", (), (claim.finding,), (table,))
 
 
-def _saved_claim(document: Document) -> Claim:
-    rows = document["result"]["rows"]
+def _saved_claim(measurement: Measurement) -> Claim:
+    rows = measurement.values["rows"]
     ratios = {
         causal: [r["bytes"]["plain autograd"] / r["bytes"]["custom gradient"] for r in rows if r["is_causal"] == causal]
         for causal in (False, True)

@@ -1,6 +1,6 @@
 """Scale, order, decay: what language models learn with each."""
 
-from fastmax_lab.report.page.documents import Document, Results, group
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import (
     AGREES,
     DIFFERS,
@@ -13,6 +13,7 @@ from fastmax_lab.report.page.parts import (
     Section,
     untested,
 )
+from fastmax_lab.report.page.results import Results, group
 from fastmax_lab.report.page.tuned import Tuned, compared, dots, edges, tuned
 
 NAME = "language"
@@ -27,11 +28,11 @@ EQUAL = 0.02
 
 
 def section(results: Results) -> Section:
-    documents = results.get(NAME, [])
-    if not documents:
+    measurements = results.get(NAME, [])
+    if not measurements:
         return Section(NAME, TITLE, claims=(untested(*SAME),))
     blocks, judged, said = [], [], []
-    for (text, tokens), found in group(documents, lambda d: (d["settings"]["text"], d["settings"]["tokens"])).items():
+    for (text, tokens), found in group(measurements, lambda d: (d.settings["text"], d.settings["tokens"])).items():
         runs = tuned(found, _loss, _loss)
         if not runs:
             continue
@@ -51,13 +52,13 @@ def section(results: Results) -> Section:
             told = Finding(words + why, verdict, SAME[1])
         said += [words] if words else []
         notes = (told, Finding(edges(runs)))
-        blocks.append(Block(f"{where}, {found[0]['settings']['steps']} steps", (chart,), notes, (table,)))
+        blocks.append(Block(f"{where}, {found[0].settings['steps']} steps", (chart,), notes, (table,)))
     headline = f"language: {said[0]}" if said else ""
-    return Section(NAME, TITLE, _intro(documents), tuple(blocks), (claim_of(judged),), headline)
+    return Section(NAME, TITLE, _intro(measurements), tuple(blocks), (claim_of(judged),), headline)
 
 
-def _intro(documents: list[Document]) -> str:
-    s = documents[0]["settings"]
+def _intro(measurements: list[Measurement]) -> str:
+    s = measurements[0].settings
     return (
         f"FastmaxLM with {s['layers']} layers of width {s['width']}, {s['heads']} heads, rotary "
         "positions, equal steps, the same batches for all of a "
@@ -69,8 +70,8 @@ def _intro(documents: list[Document]) -> str:
     )
 
 
-def _loss(document: Document) -> float:
-    return float(document["result"]["val_loss"])
+def _loss(measurement: Measurement) -> float:
+    return float(measurement.values["val_loss"])
 
 
 def found_in(runs: dict[str, Tuned], where: str) -> str:

@@ -5,7 +5,7 @@ from statistics import mean, stdev
 from fastmax_lab.lra import paper
 from fastmax_lab.lra.presets import preset
 from fastmax_lab.lra.tasks import names as task_names
-from fastmax_lab.report.page.documents import Document, Results, group
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import (
     AGREES,
     DIFFERS,
@@ -20,6 +20,7 @@ from fastmax_lab.report.page.parts import (
     Table,
     untested,
 )
+from fastmax_lab.report.page.results import Results, group
 from fastmax_lab.report.page.sections import lra_time
 from fastmax_lab.report.page.sections.lra_runs import (
     ENOUGH,
@@ -52,38 +53,38 @@ def section(results: Results) -> Section:
     every = results.get(NAME, [])
     if not every:
         return Section(NAME, TITLE, claims=(untested(*EQUAL), untested(*STEPS), untested(*lra_time.CLOCK)))
-    documents, short, longer = (of_kind(every, kind) for kind in ("", "short", "longer"))
+    measurements, short, longer = (of_kind(every, kind) for kind in ("", "short", "longer"))
     pace = results.get("lra-pace", [])
-    time = lra_time.table(documents, longer, pace)
-    equal, by_steps, by_clock = _equal(documents), _curves(documents), lra_time.claim(time)
+    time = lra_time.table(measurements, longer, pace)
+    equal, by_steps, by_clock = _equal(measurements), _curves(measurements), lra_time.claim(time)
     tables = []
-    for runs, name, which in ((documents, "lra-accuracy", ""), (short, "lra-accuracy-short", ", of short runs")):
+    for runs, name, which in ((measurements, "lra-accuracy", ""), (short, "lra-accuracy-short", ", of short runs")):
         if runs:
             tables += [accuracies(runs, name, which), dev_accuracies(runs, f"{name}-dev", which)]
     if longer:
-        tables.append(longer_runs(longer, documents))
+        tables.append(longer_runs(longer, measurements))
     findings = (equal.finding, *guessing(every), Finding(paper.WARNING))
     blocks = [
         Block("Test accuracy", (), findings, (*tables, budgets(every))),
-        Block("Training loss against steps", tuple(charts(documents)), (by_steps.finding,)),
+        Block("Training loss against steps", tuple(charts(measurements)), (by_steps.finding,)),
     ]
     if time is not None:
         found = (by_clock.finding, Finding(lra_time.HOW))
-        accuracy_charts = tuple(lra_time.charts(documents, longer, pace))
+        accuracy_charts = tuple(lra_time.charts(measurements, longer, pace))
         blocks.append(Block("Accuracy against wall clock", accuracy_charts, found, (time,)))
         again = Finding("The training losses once more, every step at the pace of its own attention.")
-        blocks.append(Block("Training loss against wall clock", tuple(charts(documents, pace)), (again,)))
+        blocks.append(Block("Training loss against wall clock", tuple(charts(measurements, pace)), (again,)))
     return Section(
         NAME, TITLE, _intro(every), tuple(blocks), (equal, by_steps, by_clock), f"accuracy: {equal.evidence}"
     )
 
 
-def _intro(documents: list[Document]) -> str:
+def _intro(measurements: list[Measurement]) -> str:
     said = [
         "Every attention in the same encoder, equal steps within a task of a table, one preset; the best checkpoint by dev "
         "accuracy is tested. What differs from the paper's harness is in the table of budgets: steps, batches, rates."
     ]
-    settings = [d["settings"] for d in documents]
+    settings = [d.settings for d in measurements]
     tasks = {s["task"] for s in settings}
     if len({s["seed"] for s in settings}) == 1:
         said.append("One seed.")
@@ -97,7 +98,7 @@ def _intro(documents: list[Document]) -> str:
         said.append(
             "On Text the dev set is the test set, as in the benchmark: there the best of several has an advantage."
         )
-    retrieval = [d["result"].get("examples", {}) for d in documents if d["settings"]["task"] == "retrieval"]
+    retrieval = [d.values.get("examples", {}) for d in measurements if d.settings["task"] == "retrieval"]
     pairs = next((examples["train"] for examples in retrieval if "train" in examples), OFFICIAL_RETRIEVAL)
     if pairs != OFFICIAL_RETRIEVAL:
         said.append(
@@ -110,50 +111,50 @@ def _intro(documents: list[Document]) -> str:
     return " ".join(said)
 
 
-def accuracies(documents: list[Document], name: str, which: str) -> Table:
+def accuracies(measurements: list[Measurement], name: str, which: str) -> Table:
     """Of each attention, and of the Fastmax that is best by dev accuracy in each task, where there is a choice."""
-    tasks = _tasks(documents)
+    tasks = _tasks(measurements)
     rows = []
-    for attention, found in _rows(documents).items():
+    for attention, found in _rows(measurements).items():
         ours = _cells(found, tasks, "test")
         theirs = [None if attention == BEST else paper.accuracy(attention, task) for task in tasks]
         both = [cell for pair in zip(ours, theirs, strict=True) for cell in pair]
         rows.append((attention, *both, _mean(ours), _mean(theirs)))
-    heads = [_head(documents, task) for task in tasks] + ["mean"]
+    heads = [_head(measurements, task) for task in tasks] + ["mean"]
     columns = ("attention", *(f"{head}{what}" for head in heads for what in ("", ", paper")))
     title = f"Test accuracy in per cent, and the paper's{which}"
     return Table(name, title, columns, tuple(rows), ("", *(".2f",) * 2 * len(heads)))
 
 
-def dev_accuracies(documents: list[Document], name: str, which: str) -> Table:
+def dev_accuracies(measurements: list[Measurement], name: str, which: str) -> Table:
     """By which checkpoints, and the best Fastmax, are chosen."""
-    tasks = _tasks(documents)
-    cells = {attention: _cells(found, tasks, "dev") for attention, found in _rows(documents).items()}
+    tasks = _tasks(measurements)
+    cells = {attention: _cells(found, tasks, "dev") for attention, found in _rows(measurements).items()}
     rows = tuple((attention, *found, _mean(found)) for attention, found in cells.items())
-    columns = ("attention", *(_head(documents, task) for task in tasks), "mean")
+    columns = ("attention", *(_head(measurements, task) for task in tasks), "mean")
     return Table(name, f"Best dev accuracy in per cent{which}", columns, rows, ("", *(".2f",) * (len(tasks) + 1)))
 
 
-def _tasks(documents: list[Document]) -> list[str]:
-    return [task for task in task_names() if any(d["settings"]["task"] == task for d in documents)]
+def _tasks(measurements: list[Measurement]) -> list[str]:
+    return [task for task in task_names() if any(d.settings["task"] == task for d in measurements)]
 
 
-def _head(documents: list[Document], task: str) -> str:
-    steps = sorted({d["settings"]["steps"] for d in documents if d["settings"]["task"] == task})
+def _head(measurements: list[Measurement], task: str) -> str:
+    steps = sorted({d.settings["steps"] for d in measurements if d.settings["task"] == task})
     return f"{task} ({listed([f'{n:,}' for n in steps])} steps)"
 
 
-def _rows(documents: list[Document]) -> dict[str, list[Document]]:
+def _rows(measurements: list[Measurement]) -> dict[str, list[Measurement]]:
     """The runs of each attention, and last those of the best Fastmax, where there is a choice."""
-    rows = by_attention(documents)
+    rows = by_attention(measurements)
     if sum(name.startswith("fastmax") for name in rows) > 1:
-        of_task = group(documents, lambda d: str(d["settings"]["task"]))
+        of_task = group(measurements, lambda d: str(d.settings["task"]))
         rows[BEST] = [d for runs in of_task.values() for d in best_fastmax(runs)]
     return rows
 
 
-def _cells(runs: list[Document], tasks: list[str], split: str) -> list[float | None]:
-    of_task = group(runs, lambda d: str(d["settings"]["task"]))
+def _cells(runs: list[Measurement], tasks: list[str], split: str) -> list[float | None]:
+    of_task = group(runs, lambda d: str(d.settings["task"]))
     return [accuracy(of_task[task], split) if task in of_task else None for task in tasks]
 
 
@@ -162,14 +163,12 @@ def _mean(cells: list[float | None]) -> float | None:
     return None if None in cells else mean(cell for cell in cells if cell is not None)
 
 
-def longer_runs(longer: list[Document], equal: list[Document]) -> Table:
+def longer_runs(longer: list[Measurement], equal: list[Measurement]) -> Table:
     rows = []
     for d in longer:
-        s, r = d["settings"], d["result"]
-        softmax = [e for e in equal if (e["settings"]["task"], e["settings"]["attention"]) == (s["task"], "softmax")]
-        theirs = (
-            (softmax[0]["settings"]["steps"], accuracy(softmax), accuracy(softmax, "dev")) if softmax else (None,) * 3
-        )
+        s, r = d.settings, d.values
+        softmax = [e for e in equal if (e.settings["task"], e.settings["attention"]) == (s["task"], "softmax")]
+        theirs = (softmax[0].settings["steps"], accuracy(softmax), accuracy(softmax, "dev")) if softmax else (None,) * 3
         own = (s["steps"], 100 * r["test"]["accuracy"], 100 * r["dev_accuracy"])
         rows.append((s["task"], s["attention"], *own, *theirs))
     columns = (
@@ -187,10 +186,10 @@ def longer_runs(longer: list[Document], equal: list[Document]) -> Table:
     return Table("lra-accuracy-longer", title, columns, tuple(rows), formats)
 
 
-def budgets(documents: list[Document]) -> Table:
+def budgets(measurements: list[Measurement]) -> Table:
     rows = []
-    for (task, _), found in group(documents, lambda d: (d["settings"]["task"], d["settings"]["steps"])).items():
-        s, r = found[0]["settings"], found[0]["result"]
+    for (task, _), found in group(measurements, lambda d: (d.settings["task"], d.settings["steps"])).items():
+        s, r = found[0].settings, found[0].values
         most = 100 * (0.25 / r["test"]["examples"]) ** 0.5
         theirs = preset("skyformer", task).train
         rows.append(
@@ -232,22 +231,22 @@ def budgets(documents: list[Document]) -> Table:
     )
 
 
-def _smooth(document: Document) -> list[tuple[float, float]]:
-    points = document["result"]["curves"]["train"]
+def _smooth(measurement: Measurement) -> list[tuple[float, float]]:
+    points = measurement.values["curves"]["train"]
     parts = [points[i : i + WINDOW] for i in range(0, len(points) - WINDOW + 1, WINDOW)] or [points]
     return [(part[-1][0], mean(p[1] for p in part)) for part in parts if part]
 
 
-def charts(documents: list[Document], pace: list[Document] | None = None) -> list[Chart]:
+def charts(measurements: list[Measurement], pace: list[Measurement] | None = None) -> list[Chart]:
     """With `pace`, the x axis is time."""
     found = []
-    for task, runs in group(documents, lambda d: d["settings"]["task"]).items():
+    for task, runs in group(measurements, lambda d: d.settings["task"]).items():
         of_step = {} if pace is None else lra_time.seconds(runs[0], pace)
         series = []
         for d in runs:
-            name = d["settings"]["attention"]
+            name = d.settings["attention"]
             kernel = lra_time.kernels(name)[name]
-            if name not in lra_time.ATTENTIONS or d["settings"]["seed"] or (pace is not None and kernel not in of_step):
+            if name not in lra_time.ATTENTIONS or d.settings["seed"] or (pace is not None and kernel not in of_step):
                 continue
             unit = 1.0 if pace is None else of_step[kernel] / 60
             x, y = zip(*((step * unit, loss) for step, loss in _smooth(d)), strict=True)
@@ -259,35 +258,35 @@ def charts(documents: list[Document], pace: list[Document] | None = None) -> lis
     return found
 
 
-def guessing(documents: list[Document]) -> list[Finding]:
+def guessing(measurements: list[Measurement]) -> list[Finding]:
     """What has not learned anything, and how long was tried."""
     parts = []
     for (task, steps), found in group(
-        documents, lambda d: (d["settings"]["task"], d["settings"]["steps"])
+        measurements, lambda d: (d.settings["task"], d.settings["steps"])
     ).items():  # fmt: skip
         names = list(by_attention(d for d in found if at_chance(d)))
         if names:
-            parts.append(f"{task}, {steps:,} steps of {found[0]['settings']['batch']} examples: {listed(names)}")
+            parts.append(f"{task}, {steps:,} steps of {found[0].settings['batch']} examples: {listed(names)}")
     return [Finding(f"Still within two standard errors of guessing: {'; '.join(parts)}.")] if parts else []
 
 
-def _equal(documents: list[Document]) -> Claim:
+def _equal(measurements: list[Measurement]) -> Claim:
     """The paper's Fastmax2, at its scale where that was trained, against softmax: where one of the two has learned something,
     and beyond noise. The best by dev stands beside it: it has had more tries, and may be gated, which the paper's is not."""
     parts, gaps, errors, bests, undecided = [], [], [], [], []
     tried = 0
-    for task, found in group(documents, lambda d: d["settings"]["task"]).items():
+    for task, found in group(measurements, lambda d: d.settings["task"]).items():
         runs = by_attention(found)
         ours = runs.get(PAPER, runs.get("fastmax2", []))
         if "softmax" not in runs or not ours:
             continue
         softmax, best = runs["softmax"], best_fastmax(found)
-        name = best[0]["settings"]["attention"]
+        name = best[0].settings["attention"]
         parts.append(
-            f"{task}: softmax {accuracy(softmax):.2f}, {ours[0]['settings']['attention']} {accuracy(ours):.2f}, "
+            f"{task}: softmax {accuracy(softmax):.2f}, {ours[0].settings['attention']} {accuracy(ours):.2f}, "
             f"best by dev {name} {accuracy(best):.2f}"
         )
-        if found[0]["settings"]["steps"] < ENOUGH or all(at_chance(d) for d in (*softmax, *ours, *best)):
+        if found[0].settings["steps"] < ENOUGH or all(at_chance(d) for d in (*softmax, *ours, *best)):
             undecided.append(task)
             continue
         gaps.append(accuracy(ours) - accuracy(softmax))
@@ -318,19 +317,15 @@ def _reached(gaps: list[float], errors: list[float]) -> str:
     return AGREES if none_behind and len(gaps) == len(task_names()) else PARTLY
 
 
-def _curves(documents: list[Document]) -> Claim:
+def _curves(measurements: list[Measurement]) -> Claim:
     """By the loss at the end, beyond two standard errors of its last points, where something was learned."""
     parts, not_behind = [], []
-    for task, found in group(
-        (d for d in documents if not d["settings"]["seed"]), lambda d: d["settings"]["task"]
-    ).items():
-        runs = {d["settings"]["attention"]: d for d in found if d["settings"]["attention"] in lra_time.ATTENTIONS}
+    for task, found in group((d for d in measurements if not d.settings["seed"]), lambda d: d.settings["task"]).items():
+        runs = {d.settings["attention"]: d for d in found if d.settings["attention"] in lra_time.ATTENTIONS}
         if not {"softmax", "fastmax1"} <= runs.keys():
             continue
         ends = {name: _end(d) for name, d in runs.items()}
-        decides = found[0]["settings"]["steps"] >= ENOUGH and not all(
-            at_chance(runs[n]) for n in ("softmax", "fastmax1")
-        )
+        decides = found[0].settings["steps"] >= ENOUGH and not all(at_chance(runs[n]) for n in ("softmax", "fastmax1"))
         said = ", ".join(f"{name} {loss:.3f}" for name, (loss, _) in ends.items())
         parts.append(f"{task} {said}" + ("" if decides else " (decides nothing: too short, or both guess)"))
         if decides:
@@ -342,7 +337,7 @@ def _curves(documents: list[Document]) -> Claim:
     return Claim(*STEPS, verdict, f"Training loss at the end, mean of the last {WINDOW} points: {'; '.join(parts)}.")
 
 
-def _end(document: Document) -> tuple[float, float]:
+def _end(measurement: Measurement) -> tuple[float, float]:
     """The training loss at the end, and its standard error over the batches that it was taken of."""
-    losses = [loss for _, loss, _ in document["result"]["curves"]["train"][-WINDOW:]]
+    losses = [loss for _, loss, _ in measurement.values["curves"]["train"][-WINDOW:]]
     return mean(losses), stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else 0.0

@@ -2,8 +2,9 @@
 
 from math import sqrt
 
-from fastmax_lab.report.page.documents import Document, Results, group
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import Block, Chart, Finding, Section, Table
+from fastmax_lab.report.page.results import Results, group
 from fastmax_lab.report.page.tuned import Tuned, compared, dots, edges, tuned
 
 NAME = "lra-settings"
@@ -12,13 +13,13 @@ PAPER = "fastmax2, paper's scale"
 
 
 def section(results: Results) -> Section:
-    documents = results.get(NAME, [])
-    if not documents:
+    measurements = results.get(NAME, [])
+    if not measurements:
         return Section(NAME, TITLE)
     blocks, said = [], []
-    for task, found in group(documents, lambda d: d["settings"]["task"]).items():
-        s = found[0]["settings"]
-        runs = tuned(found, _test, lambda d: float(100 * d["result"]["dev_accuracy"]), higher=True)
+    for task, found in group(measurements, lambda d: d.settings["task"]).items():
+        s = found[0].settings
+        runs = tuned(found, _test, lambda d: float(100 * d.values["dev_accuracy"]), higher=True)
         if not runs:
             continue
         table = accuracies(runs, task)
@@ -27,7 +28,7 @@ def section(results: Results) -> Section:
             f"lra-settings-{task}", f"{task}, {s['length']} tokens", "test accuracy, %", "", (dots(table),),
             categories=tuple(r[0] for r in table.rows), reference=rows["softmax"][2] if "softmax" in rows else None,
         )  # fmt: skip
-        words = found_in(runs, task, min(d["result"]["test"]["examples"] for d in found))
+        words = found_in(runs, task, min(d.values["test"]["examples"] for d in found))
         said += [words] if words else []
         notes = (Finding(words), Finding(edges(runs)))
         title = f"{task}, {s['length']} tokens, {s['steps']:,} steps of {s['batch']} examples"
@@ -42,8 +43,8 @@ def section(results: Results) -> Section:
     return Section(NAME, TITLE, intro, tuple(blocks), (), f"settings: {'; '.join(said)}" if said else "")
 
 
-def _test(document: Document) -> float:
-    return float(100 * document["result"]["test"]["accuracy"])
+def _test(measurement: Measurement) -> float:
+    return float(100 * measurement.values["test"]["accuracy"])
 
 
 def accuracies(runs: dict[str, Tuned], task: str) -> Table:

@@ -5,7 +5,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from fastmax_lab.lra import paper
-from fastmax_lab.report.page.documents import Document, Results, group
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import (
     AGREES,
     DIFFERS,
@@ -20,6 +20,7 @@ from fastmax_lab.report.page.parts import (
     Table,
     untested,
 )
+from fastmax_lab.report.page.results import Results, group
 from fastmax_lab.report.page.sections import lra_time
 from fastmax_lab.report.page.sections.lra_runs import at_chance
 from fastmax_lab.report.page.words import listed, times
@@ -28,7 +29,7 @@ NAME = "lra-speed"
 TITLE = "Long Range Arena: speed and memory (Table 2, Figure 5)"
 FASTER = ("Table 2", "Fastmax2 trains 3.4 times as fast as softmax on Text, Fastmax1 14.8 times.")
 WANTED = {"fastmax1": 14.8, "fastmax2": 3.4}
-Of = Callable[[Document, str], float | None]
+Of = Callable[[Measurement, str], float | None]
 
 
 class Point(NamedTuple):
@@ -47,8 +48,8 @@ class Trained(NamedTuple):
 
 
 def section(results: Results) -> Section:
-    documents = results.get(NAME, [])
-    if not documents:
+    measurements = results.get(NAME, [])
+    if not measurements:
         return Section(NAME, TITLE, claims=(untested(*FASTER),))
     intro = (
         "Whole training steps (forward, backward, update) of the preset at full length, random "
@@ -58,7 +59,7 @@ def section(results: Results) -> Section:
         "table of accuracy at equal time has them."
     )
     blocks = []
-    for rate, found in sorted(group(documents, lambda d: d["settings"]["attention_dropout"]).items()):
+    for rate, found in sorted(group(measurements, lambda d: d.settings["attention_dropout"]).items()):
         kind = f"attention dropout {rate:g}"
         blocks.append(
             Block(
@@ -77,78 +78,78 @@ def section(results: Results) -> Section:
             "steps have no mean."
         )
         blocks.append(Block("Speed against accuracy; the area of a circle is memory", tuple(circles), (Finding(said),)))
-    claim = _claim(documents)
+    claim = _claim(measurements)
     return Section(NAME, TITLE, intro, tuple(blocks), (claim,), f"speed: {claim.evidence}")
 
 
-def ratio(document: Document, name: str, to: str = "vanilla") -> float | None:
-    best = {n: t["best"] for n, t in document["result"]["seconds"].items()}
+def ratio(measurement: Measurement, name: str, to: str = "vanilla") -> float | None:
+    best = {n: t["best"] for n, t in measurement.values["seconds"].items()}
     return float(best[to] / best[name]) if name in best and to in best else None
 
 
-def bytes_of(document: Document, name: str) -> float | None:
-    found = document["result"]["bytes"].get(name)
+def bytes_of(measurement: Measurement, name: str) -> float | None:
+    found = measurement.values["bytes"].get(name)
     return None if found is None else (found["peak"] - found["before"]) / 2**20
 
 
-def _names(documents: list[Document]) -> list[str]:
-    return [name for name in dict.fromkeys(n for d in documents for n in d["result"]["seconds"]) if name != "data"]
+def _names(measurements: list[Measurement]) -> list[str]:
+    return [name for name in dict.fromkeys(n for d in measurements for n in d.values["seconds"]) if name != "data"]
 
 
-def _steps_per_second(document: Document, name: str) -> float | None:
-    timed = document["result"]["seconds"].get(name)
+def _steps_per_second(measurement: Measurement, name: str) -> float | None:
+    timed = measurement.values["seconds"].get(name)
     return None if timed is None else 1 / timed["best"]
 
 
-def _beside_the_papers(documents: list[Document], ours: Of, theirs: Of) -> tuple[tuple[Any, ...], ...]:
+def _beside_the_papers(measurements: list[Measurement], ours: Of, theirs: Of) -> tuple[tuple[Any, ...], ...]:
     """A row for each attention: of each task ours and the paper's, and the means where no task is missing."""
     rows = []
-    for name in _names(documents):
-        pairs = [(ours(d, name), theirs(d, name)) for d in documents]
+    for name in _names(measurements):
+        pairs = [(ours(d, name), theirs(d, name)) for d in measurements]
         means = [None if None in column else mean(column) for column in zip(*pairs, strict=True)]
         rows.append((name, *(cell for pair in pairs for cell in pair), *means))
     return tuple(rows)
 
 
-def speeds(documents: list[Document], rate: float) -> Table:
+def speeds(measurements: list[Measurement], rate: float) -> Table:
     """Table 2 of the paper."""
-    heads = [*(d["settings"]["task"] for d in documents), "mean"]
+    heads = [*(d.settings["task"] for d in measurements), "mean"]
     return Table(
         f"lra-speed-{rate:g}",
         f"Training steps per second, and the paper's, on its GPU; attention dropout {rate:g}",
         ("attention", *(f"{head}{what}" for head in heads for what in (", steps/s", ", paper"))),
-        _beside_the_papers(documents, _steps_per_second, lambda d, name: paper.speed(name, d["settings"]["task"])),
+        _beside_the_papers(measurements, _steps_per_second, lambda d, name: paper.speed(name, d.settings["task"])),
         ("", *(".2f", ".1f") * len(heads)),
     )
 
 
-def ratios(documents: list[Document], rate: float) -> Table:
-    heads = [*(d["settings"]["task"] for d in documents), "mean"]
+def ratios(measurements: list[Measurement], rate: float) -> Table:
+    heads = [*(d.settings["task"] for d in measurements), "mean"]
     return Table(
         f"lra-ratio-{rate:g}",
         f"Steps per second over those of softmax by the plain formula, and the paper's; attention dropout {rate:g}",
         ("attention", *(f"{head}{what}" for head in heads for what in (", × vanilla", ", paper ×"))),
-        _beside_the_papers(documents, ratio, lambda d, name: paper.speed_ratio(name, d["settings"]["task"])),
+        _beside_the_papers(measurements, ratio, lambda d, name: paper.speed_ratio(name, d.settings["task"])),
         ("", *(".1f", ".1f") * len(heads)),
     )
 
 
-def memory(documents: list[Document], rate: float) -> Table:
-    rows = tuple((name, *(bytes_of(d, name) for d in documents)) for name in _names(documents))
-    columns = ("attention", *(f"{d['settings']['task']}, MiB" for d in documents))
+def memory(measurements: list[Measurement], rate: float) -> Table:
+    rows = tuple((name, *(bytes_of(d, name) for d in measurements)) for name in _names(measurements))
+    columns = ("attention", *(f"{d.settings['task']}, MiB" for d in measurements))
     return Table(
         f"lra-memory-{rate:g}",
         f"Peak memory of a training step, attention dropout {rate:g}",
         columns,
         rows,
-        ("", *(",.0f" for _ in documents)),
+        ("", *(",.0f" for _ in measurements)),
     )
 
 
-def _finding(documents: list[Document]) -> Finding:
+def _finding(measurements: list[Measurement]) -> Finding:
     parts, ahead = [], []
-    for d in documents:
-        task = d["settings"]["task"]
+    for d in measurements:
+        task = d.settings["task"]
         for name in ("fastmax2", "fastmax1"):
             ours, theirs = ratio(d, name), paper.speed_ratio(name, task)
             if ours is not None and theirs is not None:
@@ -163,13 +164,13 @@ def _verdict(reached: list[bool]) -> str:
     return OPEN if not reached else AGREES if all(reached) else PARTLY if any(reached) else DIFFERS
 
 
-def _claim(documents: list[Document]) -> Claim:
+def _claim(measurements: list[Measurement]) -> Claim:
     """On Text, with every rate of dropout that was timed."""
-    text = [d for d in documents if d["settings"]["task"] == "text" and "vanilla" in d["result"]["seconds"]]
+    text = [d for d in measurements if d.settings["task"] == "text" and "vanilla" in d.values["seconds"]]
     if not text:
         return untested(*FASTER, "Text was not timed in this folder")
     parts, reached = [], []
-    for d in sorted(text, key=lambda one: one["settings"]["attention_dropout"]):
+    for d in sorted(text, key=lambda one: one.settings["attention_dropout"]):
         found = {name: (ratio(d, name), ratio(d, name, "softmax")) for name in WANTED}
         said = [
             f"{name} {times(plain)}" + ("" if kernel is None else f" ({times(kernel)} over PyTorch's kernel)")
@@ -178,19 +179,19 @@ def _claim(documents: list[Document]) -> Claim:
         ]
         reached += [plain >= WANTED[name] for name, (plain, _) in found.items() if plain is not None]
         if said:
-            parts.append(f"with attention dropout {d['settings']['attention_dropout']:g} {listed(said)}")
+            parts.append(f"with attention dropout {d.settings['attention_dropout']:g} {listed(said)}")
     evidence = (
-        f"on Text (N = {text[0]['result']['tokens']:,}) steps per second over the plain formula's: {'; '.join(parts)}"
+        f"on Text (N = {text[0].values['tokens']:,}) steps per second over the plain formula's: {'; '.join(parts)}"
     )
     return Claim(*FASTER, _verdict(reached), evidence)
 
 
 def speed_accuracy(results: Results) -> list[Chart]:
     """A chart for each task, of the attentions that have both; and means over tasks, if their steps are equal."""
-    timed = {d["settings"]["task"]: d for d in results.get(NAME, []) if not d["settings"]["attention_dropout"]}
+    timed = {d.settings["task"]: d for d in results.get(NAME, []) if not d.settings["attention_dropout"]}
     found = {
         task: _trained(runs, timed[task])
-        for task, runs in group(results.get("lra", []), lambda d: d["settings"]["task"]).items()
+        for task, runs in group(results.get("lra", []), lambda d: d.settings["task"]).items()
         if task in timed
     }
     tasks = {task: of for task, of in found.items() if of is not None}
@@ -208,21 +209,21 @@ def speed_accuracy(results: Results) -> list[Chart]:
     return charts
 
 
-def _trained(runs: list[Document], timed: Document) -> Trained | None:
+def _trained(runs: list[Measurement], timed: Measurement) -> Trained | None:
     """The runs of equal steps that most of the timed attentions have, and of these the longest; none where all guess, or
     where there is nothing to compare."""
     best, most = None, 1
-    firsts = [d for d in runs if not d["settings"]["seed"]]
-    for steps, found in sorted(group(firsts, lambda d: int(d["settings"]["steps"])).items(), reverse=True):
+    firsts = [d for d in runs if not d.settings["seed"]]
+    for steps, found in sorted(group(firsts, lambda d: int(d.settings["steps"])).items(), reverse=True):
         if all(at_chance(d) for d in found):  # what differs there is noise
             continue
         points = {}
         for d in found:
-            for shown, kernel in lra_time.kernels(d["settings"]["attention"]).items():
+            for shown, kernel in lra_time.kernels(d.settings["attention"]).items():
                 speed, used = ratio(timed, kernel), bytes_of(timed, kernel)
                 if speed is not None and used is not None:
                     label = kernel if shown == lra_time.PLAIN else shown
-                    points[label] = Point(speed, 100 * d["result"]["test"]["accuracy"], used)
+                    points[label] = Point(speed, 100 * d.values["test"]["accuracy"], used)
         count = len(points.keys() - {"vanilla"})  # which is softmax once more
         if count > most:
             best, most = Trained(steps, points), count

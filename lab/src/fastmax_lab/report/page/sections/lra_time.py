@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from fastmax_lab.lra.tasks import task as shape
-from fastmax_lab.report.page.documents import Document, group
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Chart, Claim, Series, Table, untested
+from fastmax_lab.report.page.results import group
 from fastmax_lab.report.page.sections.lra_runs import ENOUGH, PAPER
 
 CLOCK = ("Figure 6", "Measured by wall clock, Fastmax1 converges much faster than softmax.")
@@ -37,12 +38,12 @@ class Row(NamedTuple):
     """What a gap must exceed to decide anything."""
 
 
-def seconds(document: Document, pace: list[Document]) -> dict[str, float]:
+def seconds(measurement: Measurement, pace: list[Measurement]) -> dict[str, float]:
     """Of a step, as timed on the batches of these very runs; nothing where they were not."""
-    s = document["settings"]
+    s = measurement.settings
     same = ("task", "batch", "length", "group_lengths", "attention_dropout")
-    timed = next((d for d in pace if all(d["settings"][name] == s.get(name) for name in same)), None)
-    return {} if timed is None else {name: t["best"] for name, t in timed["result"]["seconds"].items()}
+    timed = next((d for d in pace if all(d.settings[name] == s.get(name) for name in same)), None)
+    return {} if timed is None else {name: t["best"] for name, t in timed.values["seconds"].items()}
 
 
 def kernels(attention: str) -> dict[str, str]:
@@ -50,18 +51,18 @@ def kernels(attention: str) -> dict[str, str]:
     return KERNELS.get(attention, {attention: attention})
 
 
-def table(equal: list[Document], longer: list[Document], pace: list[Document]) -> Table | None:
+def table(equal: list[Measurement], longer: list[Measurement], pace: list[Measurement]) -> Table | None:
     """The best dev accuracy that each has seen when the run of fastmax2 ends, and when that of softmax does."""
     rows = []
-    for task, runs in group((d for d in equal if not d["settings"]["seed"]), lambda d: d["settings"]["task"]).items():
+    for task, runs in group((d for d in equal if not d.settings["seed"]), lambda d: d.settings["task"]).items():
         price = seconds(runs[0], pace)
-        by_name = {d["settings"]["attention"]: d for d in runs}
+        by_name = {d.settings["attention"]: d for d in runs}
         if not price or not {"softmax", "fastmax2"} <= by_name.keys():
             continue
         price = {name: one / price["fastmax2"] for name, one in price.items()}
-        more = {d["settings"]["attention"]: d for d in longer if d["settings"]["task"] == task}
-        steps = by_name["softmax"]["settings"]["steps"]
-        looked_at = by_name["softmax"]["result"]["examples"]["val"]
+        more = {d.settings["attention"]: d for d in longer if d.settings["task"] == task}
+        steps = by_name["softmax"].settings["steps"]
+        looked_at = by_name["softmax"].values["examples"]["val"]
         noise = 200 * (2 * 0.25 / looked_at) ** 0.5
         for name in ATTENTIONS:
             for shown, kernel in kernels(name).items():
@@ -93,19 +94,19 @@ def table(equal: list[Document], longer: list[Document], pace: list[Document]) -
     )
 
 
-def charts(equal: list[Document], longer: list[Document], pace: list[Document]) -> list[Chart]:
+def charts(equal: list[Measurement], longer: list[Measurement], pace: list[Measurement]) -> list[Chart]:
     """Dev accuracy against the minutes that it takes; those that went on longer have a line of their own."""
     found = []
-    for task, runs in group(equal, lambda d: d["settings"]["task"]).items():
+    for task, runs in group(equal, lambda d: d.settings["task"]).items():
         of_step = seconds(runs[0], pace)
         series = []
-        for d in (*runs, *(d for d in longer if d["settings"]["task"] == task)):
-            name, steps = d["settings"]["attention"], d["settings"]["steps"]
+        for d in (*runs, *(d for d in longer if d.settings["task"] == task)):
+            name, steps = d.settings["attention"], d.settings["steps"]
             for shown, kernel in kernels(name).items():
-                points = d["result"]["curves"]["dev"]
-                if d["settings"]["seed"] or name not in ATTENTIONS or kernel not in of_step or not points:
+                points = d.values["curves"]["dev"]
+                if d.settings["seed"] or name not in ATTENTIONS or kernel not in of_step or not points:
                     continue
-                label = shown if steps == runs[0]["settings"]["steps"] else f"{shown}, {steps:,} steps"
+                label = shown if steps == runs[0].settings["steps"] else f"{shown}, {steps:,} steps"
                 x, y = zip(*((step * of_step[kernel] / 60, 100 * seen) for step, _, seen in points), strict=True)
                 series.append(Series(label, x, y, dashed=label != name))
         if series:
@@ -113,10 +114,10 @@ def charts(equal: list[Document], longer: list[Document], pace: list[Document]) 
     return found
 
 
-def _seen(document: Document, steps: float) -> tuple[float, float | None, float | None]:
+def _seen(measurement: Measurement, steps: float) -> tuple[float, float | None, float | None]:
     """How many steps the run has made by then, the best look so far, and the best with the next one."""
-    steps = min(steps, document["settings"]["steps"])
-    looks = [(step, 100 * accuracy) for step, _, accuracy in document["result"]["curves"]["dev"]]
+    steps = min(steps, measurement.settings["steps"])
+    looks = [(step, 100 * accuracy) for step, _, accuracy in measurement.values["curves"]["dev"]]
     before = [accuracy for step, accuracy in looks if step <= steps]
     after = [accuracy for step, accuracy in looks if step > steps]
     return steps, max(before, default=None), max(before + after[:1], default=None)

@@ -5,7 +5,7 @@ from math import log
 from statistics import mean
 from typing import Any
 
-from fastmax_lab.report.page.documents import Document, Results, group, spread
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.map_panel import Panel, typical
 from fastmax_lab.report.page.parts import (
     AGREES,
@@ -21,6 +21,7 @@ from fastmax_lab.report.page.parts import (
     Table,
     untested,
 )
+from fastmax_lab.report.page.results import Results, group, spread
 from fastmax_lab.report.page.tuned import Gap, gap
 from fastmax_lab.report.page.words import listed, plus_minus
 
@@ -43,40 +44,40 @@ MEASURES = {"keys": "effective share of keys", "distance": "relative distance", 
 
 
 def section(results: Results) -> Section:
-    documents = sorted(
+    measurements = sorted(
         results.get(NAME, []),
-        key=lambda d: (data_of(d), ORDER.index(d["settings"]["attention"]), d["settings"]["seed"]),
+        key=lambda d: (data_of(d), ORDER.index(d.settings["attention"]), d.settings["seed"]),
     )
-    if not documents:
+    if not measurements:
         return Section(NAME, TITLE, claims=(untested(*LOCAL), untested(*LEARNS)))
     intro = (
-        f"Small Transformers on images, by patches, and on text, by characters: {_sizes(documents)}. Figure 4 has Fastmax2 "
-        "at scale 1, here called paper's scale; fastmax2 and fastmax2, gated have 1/√D. A map is what the "
-        "attention makes of the identity in the place of the values, so it is "
+        f"Small Transformers on images, by patches, and on text, by characters: {_sizes(measurements)}. "
+        "Figure 4 has Fastmax2 at scale 1, here called paper's scale; fastmax2 and fastmax2, gated have 1/√D. "
+        "A map is what the attention makes of the identity in the place of the values, so it is "
         "the very matrix that was applied. The effective share of keys is exp of the entropy of "
         "a row over the number of keys that it sees: 1 if all weigh alike. The "
         "relative distance is the mean distance of what is looked at over that of equal weights."
     )
-    table = learned(documents)
-    charts = tuple(chart(found, data) for data, found in group(documents, data_of).items())
-    local, learns = local_claim(documents), learns_claim(documents)
+    table = learned(measurements)
+    charts = tuple(chart(found, data) for data, found in group(measurements, data_of).items())
+    local, learns = local_claim(measurements), learns_claim(measurements)
     findings = (local.finding, learns.finding)
     blocks = (
-        Block("Softmax beside Fastmax2", panels(documents), (Finding(CHOSEN),)),
-        Block("Locality of every head", charts, findings, (table, heads(documents))),
+        Block("Softmax beside Fastmax2", panels(measurements), (Finding(CHOSEN),)),
+        Block("Locality of every head", charts, findings, (table, heads(measurements))),
     )
-    return Section(NAME, TITLE, intro, blocks, (local, learns), f"maps: {local.evidence}", explorer(documents))
+    return Section(NAME, TITLE, intro, blocks, (local, learns), f"maps: {local.evidence}", explorer(measurements))
 
 
-def _sizes(documents: list[Document]) -> str:
+def _sizes(measurements: list[Measurement]) -> str:
     """Of the first run of each data set."""
     parts = []
-    for data, found in group(documents, data_of).items():
-        s = found[0]["settings"]
+    for data, found in group(measurements, data_of).items():
+        s = found[0].settings
         m = s.get("model", s)
         width = m.get("dim", m.get("width"))
         seen = f"{s['batch']} images" if "model" in s else f"{s['batch']} x {s['tokens']} characters"
-        tokens = max((d["result"].get("tokens", 0) for d in found), default=0)
+        tokens = max((d.values.get("tokens", 0) for d in found), default=0)
         parts.append(
             f"{data}, {m['layers']} layers, {m['heads']} heads of {width // m['heads']}, {s['steps']:,} steps of {seen}"
             + (f", maps of {tokens} tokens" if tokens else "")
@@ -84,34 +85,34 @@ def _sizes(documents: list[Document]) -> str:
     return "; ".join(parts)
 
 
-def panels(documents: list[Document]) -> tuple[Panel, ...]:
+def panels(measurements: list[Measurement]) -> tuple[Panel, ...]:
     """One for each data set that has maps of both."""
     result = []
-    for data, found in group(documents, data_of).items():
-        own = {d["settings"]["attention"]: d for d in found if "maps" in d["result"]}
+    for data, found in group(measurements, data_of).items():
+        own = {d.settings["attention"]: d for d in found if "maps" in d.values}
         if {"softmax", PAPER} <= own.keys():
             maps = (typical(own["softmax"]), typical(own[PAPER]))
             result.append(Panel(f"maps-panel-{data}", data, "key", "query", (), maps=maps))
     return tuple(result)
 
 
-def data_of(document: Document) -> str:
-    s = document["settings"]
+def data_of(measurement: Measurement) -> str:
+    s = measurement.settings
     return str(s["data"] if "data" in s else s["text"])
 
 
-def score(document: Document) -> tuple[str, float]:
-    r = document["result"]
+def score(measurement: Measurement) -> tuple[str, float]:
+    r = measurement.values
     return ("accuracy, %", 100 * r["accuracy"]) if "accuracy" in r else ("bits per character", r["bits_per_character"])
 
 
-def _locality(document: Document, measure: str) -> list[float]:
-    return [head[measure] for layer in document["result"]["locality"] for head in layer]
+def _locality(measurement: Measurement, measure: str) -> list[float]:
+    return [head[measure] for layer in measurement.values["locality"] for head in layer]
 
 
-def learned(documents: list[Document]) -> Table:
+def learned(measurements: list[Measurement]) -> Table:
     rows = []
-    for (data, name), found in group(documents, lambda d: (data_of(d), d["settings"]["attention"])).items():
+    for (data, name), found in group(measurements, lambda d: (data_of(d), d.settings["attention"])).items():
         what = score(found[0])[0]
         local = [spread([mean(_locality(d, measure)) for d in found])[0] for measure in MEASURES]
         rows.append((data, name, len(found), what, *spread([score(d)[1] for d in found]), *local))
@@ -125,11 +126,11 @@ def learned(documents: list[Document]) -> Table:
     )
 
 
-def heads(documents: list[Document]) -> Table:
+def heads(measurements: list[Measurement]) -> Table:
     rows = [
-        (data_of(d), d["settings"]["attention"], d["settings"]["seed"], number + 1, h + 1, *(head[m] for m in MEASURES))
-        for d in documents
-        for number, layer in enumerate(d["result"]["locality"])
+        (data_of(d), d.settings["attention"], d.settings["seed"], number + 1, h + 1, *(head[m] for m in MEASURES))
+        for d in measurements
+        for number, layer in enumerate(d.values["locality"])
         for h, head in enumerate(layer)
     ]  # fmt: skip
     return Table(
@@ -141,21 +142,19 @@ def heads(documents: list[Document]) -> Table:
     )
 
 
-def chart(documents: list[Document], data: str) -> Chart:
+def chart(measurements: list[Measurement], data: str) -> Chart:
     series = []
-    for name, found in group(documents, lambda d: d["settings"]["attention"]).items():
-        points = [
-            (head["distance"], head["keys"]) for d in found for layer in d["result"]["locality"] for head in layer
-        ]
+    for name, found in group(measurements, lambda d: d.settings["attention"]).items():
+        points = [(head["distance"], head["keys"]) for d in found for layer in d.values["locality"] for head in layer]
         x, y = zip(*points, strict=True)
         series.append(Series(name, x, y, line=False))
     return Chart(f"maps-locality-{data}", data, "relative distance", "effective share of keys", tuple(series))
 
 
-def local_claim(documents: list[Document]) -> Claim:
+def local_claim(measurements: list[Measurement]) -> Claim:
     """By the share of keys, at the paper's scale, in pairs of the same seed: below two standard errors it is open."""
     sides, words = {}, []
-    for data, found in group(documents, data_of).items():
+    for data, found in group(measurements, data_of).items():
         shares = _by_seed(found, lambda d: mean(_locality(d, "keys")))
         difference = gap(shares.get(PAPER, {}), shares.get("softmax", {}))
         if difference is None:
@@ -173,12 +172,12 @@ def local_claim(documents: list[Document]) -> Claim:
     return Claim(*LOCAL, AGREES if min(real) > 0 else DIFFERS if max(real) < 0 else PARTLY, text)
 
 
-def learns_claim(documents: list[Document]) -> Claim:
+def learns_claim(measurements: list[Measurement]) -> Claim:
     """Converged: the training loss at the end is at most half of that of a guess, for every seed."""
     judged: dict[str, list[bool]] = {}
     words = []
-    for data, found in group(documents, data_of).items():
-        losses = _by_seed(found, lambda d: d["result"]["train_loss"])
+    for data, found in group(measurements, data_of).items():
+        losses = _by_seed(found, lambda d: d.values["train_loss"])
         if not {PAPER, "softmax"} <= losses.keys():
             continue
         guess = log(CLASSES[data]) if data in REAL else None
@@ -195,10 +194,10 @@ def learns_claim(documents: list[Document]) -> Claim:
     return Claim(*LEARNS, AGREES if all(every) else PARTLY if any(every) else DIFFERS, f"{text} {RULE}")
 
 
-def _by_seed(documents: list[Document], value: Callable[[Document], float]) -> dict[str, dict[int, float]]:
+def _by_seed(measurements: list[Measurement], value: Callable[[Measurement], float]) -> dict[str, dict[int, float]]:
     """By attention and seed."""
-    found = group(documents, lambda d: d["settings"]["attention"])
-    return {name: {d["settings"]["seed"]: value(d) for d in own} for name, own in found.items()}
+    found = group(measurements, lambda d: d.settings["attention"])
+    return {name: {d.settings["seed"]: value(d) for d in own} for name, own in found.items()}
 
 
 def _shares(shares: dict[str, dict[int, float]]) -> str:
@@ -214,10 +213,10 @@ def _doubt(difference: Gap) -> str:
     return " (one seed)" if difference.error is None else " (the first two differ by no more than noise)"
 
 
-def _parity(documents: list[Document]) -> str:
+def _parity(measurements: list[Measurement]) -> str:
     """Beside the verdict: how well what was learned serves on data that was held out."""
-    what = score(documents[0])[0]
-    values = _by_seed(documents, lambda d: score(d)[1])
+    what = score(measurements[0])[0]
+    values = _by_seed(measurements, lambda d: score(d)[1])
     found = gap(values[PAPER], values["softmax"])
     error = "" if found is None or found.error is None else f", standard error {found.error:.3f}"
     far = "" if found is None else f" (gap {found.mean:+.3f}{error})"
@@ -234,12 +233,12 @@ def _missing(found: Iterable[str]) -> str:
     return f"Not judged: softmax and Fastmax2 at the paper's scale were not both trained on {names}."
 
 
-def explorer(documents: list[Document]) -> dict[str, Any]:
+def explorer(measurements: list[Measurement]) -> dict[str, Any]:
     """Samples and maps of the first seed, by data set and attention; maps are base64 of 16-bit weights."""
     found: dict[str, Any] = {}
-    for d in documents:
-        if "maps" in d["result"]:
-            r = d["result"]
+    for d in measurements:
+        if "maps" in d.values:
+            r = d.values
             kept = {"tokens": r["tokens"], "samples": r["samples"], "maps": r["maps"], "locality": r["locality"]}
-            found.setdefault(data_of(d), {})[d["settings"]["attention"]] = kept
+            found.setdefault(data_of(d), {})[d.settings["attention"]] = kept
     return found

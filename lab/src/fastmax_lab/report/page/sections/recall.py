@@ -2,8 +2,9 @@
 
 from collections.abc import Hashable
 
-from fastmax_lab.report.page.documents import Document, Results, group, spread
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import Block, Chart, Finding, Section, Series, Table
+from fastmax_lab.report.page.results import Results, group, spread
 from fastmax_lab.report.page.words import listed
 
 NAME = "recall"
@@ -14,41 +15,39 @@ FALL = 10.0
 
 
 def section(results: Results) -> Section:
-    documents = results.get(NAME, [])
-    if not documents:
+    measurements = results.get(NAME, [])
+    if not measurements:
         return Section(NAME, TITLE)
-    s = documents[0]["settings"]
+    s = measurements[0].settings
     intro = (
         "Pairs of a key and a value, then the keys again in another order: what was the value? "
         f"{s['names']} names of keys and of values, two layers with a "
         f"short convolution, learned positions, up to {s['steps']} steps, stopped at 99.5 %. fastmax1 "
-        f"has the scale 1/D, fastmax2 1/√D. {_seeds(documents)} Lines may cover one another; the table has all numbers."
+        f"has the scale 1/D, fastmax2 1/√D. {_seeds(measurements)} Lines may cover one another; the table has all numbers."
     )
-    near = [d for d in documents if not d["settings"]["filler"]]
+    near = [d for d in measurements if not d.settings["filler"]]
     charts = tuple(chart(found, d) for d, found in sorted(group(near, _head_dim).items()))
     text = found_by_heads(near) if near else ""
     findings = (Finding(f"{text}. The paper has no such experiment." if text else ""), Finding(falls(near)))
-    block = Block("", charts, findings, (table(documents),))
+    block = Block("", charts, findings, (table(measurements),))
     return Section(NAME, TITLE, intro, (block,), (), f"recall: {text}" if text else "")
 
 
-def _seeds(documents: list[Document]) -> str:
+def _seeds(measurements: list[Measurement]) -> str:
     """How little the numbers say of chance."""
-    runs = group(documents, _but_for_the_seed)
+    runs = group(measurements, _but_for_the_seed)
     several = sum(len(found) > 1 for found in runs.values())
     return f"{several} of {len(runs)} settings have a second seed, the others one." if several else "All have one seed."
 
 
-def _but_for_the_seed(document: Document) -> Hashable:
-    return tuple((name, str(value)) for name, value in document["settings"].items() if name != "seed")
+def _but_for_the_seed(measurement: Measurement) -> Hashable:
+    return tuple((name, str(value)) for name, value in measurement.settings.items() if name != "seed")
 
 
-def falls(documents: list[Document]) -> str:
+def falls(measurements: list[Measurement]) -> str:
     """Who recalls clearly less with larger heads, whose state holds more; "" if nobody."""
     parts = []
-    for (name, pairs), found in group(
-        documents, lambda d: (d["settings"]["attention"], d["settings"]["pairs"])
-    ).items():
+    for (name, pairs), found in group(measurements, lambda d: (d.settings["attention"], d.settings["pairs"])).items():
         means = {size: spread([_accuracy(d) for d in own])[0] for size, own in group(found, _head_dim).items()}
         small, large = min(means), max(means)
         if means[large] < means[small] - FALL:
@@ -57,44 +56,42 @@ def falls(documents: list[Document]) -> str:
     return "; ".join(parts)
 
 
-def _accuracy(document: Document) -> float:
-    return float(100 * document["result"]["accuracy"])
+def _accuracy(measurement: Measurement) -> float:
+    return float(100 * measurement.values["accuracy"])
 
 
-def found_by_heads(documents: list[Document]) -> str:
+def found_by_heads(measurements: list[Measurement]) -> str:
     """Who recalls the most pairs that were asked for, whatever the head dimension: a state of small heads holds less."""
-    most = max(_pairs(documents))
+    most = max(_pairs(measurements))
     parts = []
-    for head_dim, found in sorted(group(documents, _head_dim).items()):
-        runs = group((d for d in found if d["settings"]["pairs"] == most), lambda d: d["settings"]["attention"])
+    for head_dim, found in sorted(group(measurements, _head_dim).items()):
+        runs = group((d for d in found if d.settings["pairs"] == most), lambda d: d.settings["attention"])
         if runs:
-            solved = [name for name, of in runs.items() if all(d["result"]["accuracy"] >= SOLVED for d in of)]
+            solved = [name for name, of in runs.items() if all(d.values["accuracy"] >= SOLVED for d in of)]
             parts.append(f"with heads of {head_dim} by {listed(sorted(solved)) if solved else 'none'}")
     return f"Over {100 * SOLVED:g} % of {most} pairs are recalled {'; '.join(parts)}"
 
 
-def _head_dim(document: Document) -> int:
-    s = document["settings"]
+def _head_dim(measurement: Measurement) -> int:
+    s = measurement.settings
     return int(s["width"] // s["heads"])
 
 
-def _pairs(documents: list[Document]) -> set[int]:
-    return {d["settings"]["pairs"] for d in documents}
+def _pairs(measurements: list[Measurement]) -> set[int]:
+    return {d.settings["pairs"] for d in measurements}
 
 
-def chart(documents: list[Document], head_dim: int) -> Chart:
+def chart(measurements: list[Measurement], head_dim: int) -> Chart:
     """Gates that start with other reaches than the first to be run are in the table only."""
     series = []
-    for name, found in group(documents, lambda d: d["settings"]["attention"]).items():
+    for name, found in group(measurements, lambda d: d.settings["attention"]).items():
         memory = next(
-            (d["settings"]["memory"] for d in found if d["settings"]["memory"] == [2.0, 12.0]),
-            found[0]["settings"]["memory"],
+            (d.settings["memory"] for d in found if d.settings["memory"] == [2.0, 12.0]),
+            found[0].settings["memory"],
         )
         points = []
         for pairs in sorted(_pairs(found)):
-            values = [
-                _accuracy(d) for d in found if d["settings"]["pairs"] == pairs and d["settings"]["memory"] == memory
-            ]
+            values = [_accuracy(d) for d in found if d.settings["pairs"] == pairs and d.settings["memory"] == memory]
             if values:
                 points.append((pairs, *spread(values)))
         x, y, deviation = zip(*points, strict=True)
@@ -110,10 +107,10 @@ def chart(documents: list[Document], head_dim: int) -> Chart:
     )
 
 
-def table(documents: list[Document]) -> Table:
+def table(measurements: list[Measurement]) -> Table:
     rows = []
-    for d in documents:
-        s, r = d["settings"], d["result"]
+    for d in measurements:
+        s, r = d.settings, d.values
         reach = None if r["reach"] is None else "; ".join(" ".join(f"{x:g}" for x in layer) for layer in r["reach"])
         start = f"{s['memory'][0]:g} to {s['memory'][1]:g}" if s["attention"].endswith("gated") else None
         rows.append(

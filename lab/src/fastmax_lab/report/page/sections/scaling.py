@@ -7,7 +7,7 @@ from statistics import linear_regression, median
 from typing import Any
 
 from fastmax.plan import cheaper_form
-from fastmax_lab.report.page.documents import Document, Results
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import (
     AGREES,
     DIFFERS,
@@ -21,6 +21,7 @@ from fastmax_lab.report.page.parts import (
     Table,
     untested,
 )
+from fastmax_lab.report.page.results import Results
 from fastmax_lab.report.page.words import listed, times
 
 NAME = "scaling"
@@ -42,48 +43,48 @@ LINEAR_BELOW, QUADRATIC_ABOVE = 1.3, 1.6
 
 
 def section(results: Results) -> Section:
-    documents = sorted(results.get(NAME, []), key=lambda one: one["settings"]["head_dim"])
-    if not documents:
+    measurements = sorted(results.get(NAME, []), key=lambda one: one.settings["head_dim"])
+    if not measurements:
         return Section(NAME, TITLE, claims=tuple(untested(*claim) for claim in CLAIMS))
-    slopes = slope_table(documents)
-    linear, masked, memory = _linear(slopes), _masked(documents), _memory(documents)
-    even32 = _even(documents, EVEN32, 32, "fastmax2", 1024)
-    even128 = _even(documents, EVEN128, 128, "fastmax1", 1400)
-    s = documents[0]["settings"]
+    slopes = slope_table(measurements)
+    linear, masked, memory = _linear(slopes), _masked(measurements), _memory(measurements)
+    even32 = _even(measurements, EVEN32, 32, "fastmax2", 1024)
+    even128 = _even(measurements, EVEN128, 128, "fastmax1", 1400)
+    s = measurements[0].settings
     intro = (
         f"One attention block of {s['heads']} heads, fp32, random inputs, batch 1; contestants take turns, best of "
         f"{s['rounds']} rounds. vanilla is softmax by the plain formula, softmax PyTorch's fused kernel. A contestant stops "
         f"where a call is expected to take over {s['longest']:g} s; an x above a figure marks the N from which on the N × N "
         f"matrices of the plain formula exceed {s['limit'] / 2**30:g} GiB."
     )
-    forward = [c for d in documents for c in charts(d, FORWARD)]
-    both = [c for d in documents for c in charts(d, BOTH)]
+    forward = [c for d in measurements for c in charts(d, FORWARD)]
+    both = [c for d in measurements for c in charts(d, BOTH)]
     blocks = (
         Block("Forward", tuple(forward), (linear.finding,), (slopes,)),
         Block("Forward and backward", tuple(both), (), (), folded=True),
-        Block("Masked against unmasked", (), (masked.finding,), (masked_table(documents),)),
+        Block("Masked against unmasked", (), (masked.finding,), (masked_table(measurements),)),
         Block(
             "Peak memory of forward and backward, unmasked",
-            tuple(memory_chart(d) for d in documents),
-            (memory.finding, _against_softmax(documents)),
-            (memory_table(documents),),
+            tuple(memory_chart(d) for d in measurements),
+            (memory.finding, _against_softmax(measurements)),
+            (memory_table(measurements),),
         ),
         Block(
             "Break-even",
             (),
-            (even32.finding, even128.finding, _even_finding(documents)),
-            (break_even_table(documents, FORWARD), break_even_table(documents, BOTH)),
+            (even32.finding, even128.finding, _even_finding(measurements)),
+            (break_even_table(measurements, FORWARD), break_even_table(measurements, BOTH)),
         ),
     )
     claims = (linear, masked, memory, even32, even128)
-    return Section(NAME, TITLE, intro, blocks, claims, _headline(documents))
+    return Section(NAME, TITLE, intro, blocks, claims, _headline(measurements))
 
 
-def charts(document: Document, kind: str) -> list[Chart]:
+def charts(measurement: Measurement, kind: str) -> list[Chart]:
     found = []
-    d = document["settings"]["head_dim"]
+    d = measurement.settings["head_dim"]
     for is_causal in (False, True):
-        cells = _cells(document, is_causal, kind)
+        cells = _cells(measurement, is_causal, kind)
         series = []
         for name in cells[0]["seconds"]:
             points = [(c["tokens"], c["seconds"][name]["best"] * 1e3) for c in cells if name in c["seconds"]]
@@ -96,9 +97,9 @@ def charts(document: Document, kind: str) -> list[Chart]:
     return found
 
 
-def memory_chart(document: Document) -> Chart:
-    d = document["settings"]["head_dim"]
-    rows = [row for row in document["result"]["memory"] if not row["is_causal"]]
+def memory_chart(measurement: Measurement) -> Chart:
+    d = measurement.settings["head_dim"]
+    rows = [row for row in measurement.values["memory"] if not row["is_causal"]]
     series = [
         Series(
             name,
@@ -110,11 +111,11 @@ def memory_chart(document: Document) -> Chart:
     return Chart(f"scaling-memory-d{d}", f"D = {d}", "tokens N", "peak memory, MiB", tuple(series), True, True, 2)
 
 
-def memory_table(documents: list[Document]) -> Table:
+def memory_table(measurements: list[Measurement]) -> Table:
     rows = [
-        (d["settings"]["head_dim"], _mask(row["is_causal"]), row["contestant"], row["tokens"],
+        (d.settings["head_dim"], _mask(row["is_causal"]), row["contestant"], row["tokens"],
          (row["peak"] - row["before"]) / 2**20)
-        for d in documents for row in d["result"]["memory"]
+        for d in measurements for row in d.values["memory"]
     ]  # fmt: skip
     return Table(
         "scaling-memory",
@@ -125,10 +126,10 @@ def memory_table(documents: list[Document]) -> Table:
     )
 
 
-def slope_table(documents: list[Document]) -> Table:
+def slope_table(measurements: list[Measurement]) -> Table:
     rows = [
-        (d["settings"]["head_dim"], _mask(is_causal), kind, name, *growth(cells, name, d["settings"]["head_dim"]))
-        for d, is_causal, kind in product(documents, (False, True), (FORWARD, BOTH))
+        (d.settings["head_dim"], _mask(is_causal), kind, name, *growth(cells, name, d.settings["head_dim"]))
+        for d, is_causal, kind in product(measurements, (False, True), (FORWARD, BOTH))
         for cells in [_cells(d, is_causal, kind)]
         for name in cells[0]["seconds"]
     ]
@@ -177,12 +178,12 @@ def break_even(cells: list[Cell], ours: str, theirs: str) -> tuple[float, float]
     return n, n
 
 
-def break_even_table(documents: list[Document], kind: str) -> Table:
+def break_even_table(measurements: list[Measurement], kind: str) -> Table:
     """Numbers are of what was interpolated: they sort as such."""
     pairs = [(ours, theirs) for ours in ORDERS for theirs in SOFTMAX]
     rows = [
-        (d["settings"]["head_dim"], _mask(is_causal), *(_even_cell(break_even(cells, *pair)) for pair in pairs))
-        for d, is_causal in product(documents, (False, True))
+        (d.settings["head_dim"], _mask(is_causal), *(_even_cell(break_even(cells, *pair)) for pair in pairs))
+        for d, is_causal in product(measurements, (False, True))
         for cells in [_cells(d, is_causal, kind)]
     ]
     return Table(
@@ -205,8 +206,8 @@ def _mask(is_causal: bool) -> str:
     return "masked" if is_causal else "unmasked"
 
 
-def _cells(document: Document, is_causal: bool, kind: str) -> list[Cell]:
-    return [c for c in document["result"]["time"] if c["is_causal"] == is_causal and c["pass"] == kind]
+def _cells(measurement: Measurement, is_causal: bool, kind: str) -> list[Cell]:
+    return [c for c in measurement.values["time"] if c["is_causal"] == is_causal and c["pass"] == kind]
 
 
 def _linear(slopes: Table) -> Claim:
@@ -248,12 +249,12 @@ def _growth_verdict(ours: list[float], theirs: list[float]) -> str:
     return DIFFERS if median(ours) >= LINEAR_BELOW else PARTLY
 
 
-def _even(documents: list[Document], claim: tuple[str, str], d: int, ours: str, paper: int) -> Claim:
+def _even(measurements: list[Measurement], claim: tuple[str, str], d: int, ours: str, paper: int) -> Claim:
     """Forward, against the plain formula. Within a factor of two it is the paper's number."""
-    document = next((one for one in documents if one["settings"]["head_dim"] == d), None)
-    if document is None:
+    measurement = next((one for one in measurements if one.settings["head_dim"] == d), None)
+    if measurement is None:
         return untested(*claim, f"D = {d} was not measured in this folder")
-    cells = {c: _cells(document, c, FORWARD) for c in (False, True)}
+    cells = {c: _cells(measurement, c, FORWARD) for c in (False, True)}
     found = {c: even for c in cells if (even := break_even(cells[c], ours, "vanilla")) is not None}
     places = {place for even in found.values() if (place := _place(even, paper))}
     if not places:
@@ -298,14 +299,14 @@ def _even_words(even: tuple[float, float]) -> str:
     return f"at no N that was measured, up to {low:,}" if high == inf else f"from N = {low:,.0f} on"
 
 
-def _even_finding(documents: list[Document]) -> Finding:
+def _even_finding(measurements: list[Measurement]) -> Finding:
     """Which comparisons are not won from the shortest length on."""
     count, later = 0, []
-    for d, is_causal, kind, ours, theirs in product(documents, (False, True), (FORWARD, BOTH), ORDERS, SOFTMAX):
+    for d, is_causal, kind, ours, theirs in product(measurements, (False, True), (FORWARD, BOTH), ORDERS, SOFTMAX):
         even = break_even(_cells(d, is_causal, kind), ours, theirs)
         count += even is not None
         if even is not None and even[0] > 0:
-            where = f"D = {d['settings']['head_dim']}, {_mask(is_causal)}, {kind}"
+            where = f"D = {d.settings['head_dim']}, {_mask(is_causal)}, {kind}"
             later.append(f"{ours} is ahead of {SOFTMAX[theirs]} {_even_words(even)} ({where})")
     if not count:
         return Finding("")
@@ -313,10 +314,10 @@ def _even_finding(documents: list[Document]) -> Finding:
     return Finding(f"{text} In the others {listed(later)}." if later else text)
 
 
-def masked_table(documents: list[Document]) -> Table:
+def masked_table(measurements: list[Measurement]) -> Table:
     rows = [
-        (d["settings"]["head_dim"], kind, *(x for name in ORDERS for x in masked_ratio(d, kind, name)))
-        for d, kind in product(documents, (FORWARD, BOTH))
+        (d.settings["head_dim"], kind, *(x for name in ORDERS for x in masked_ratio(d, kind, name)))
+        for d, kind in product(measurements, (FORWARD, BOTH))
     ]
     return Table(
         "scaling-masked",
@@ -327,11 +328,11 @@ def masked_table(documents: list[Document]) -> Table:
     )
 
 
-def masked_ratio(document: Document, kind: str, name: str) -> tuple[int | None, float | None]:
+def masked_ratio(measurement: Measurement, kind: str, name: str) -> tuple[int | None, float | None]:
     """The N, and masked over unmasked. The dense form has no state that a mask could make larger: it does not count."""
-    d = document["settings"]["head_dim"]
+    d = measurement.settings["head_dim"]
     took = [
-        {c["tokens"]: c["seconds"][name]["best"] for c in _cells(document, is_causal, kind)
+        {c["tokens"]: c["seconds"][name]["best"] for c in _cells(measurement, is_causal, kind)
          if name in c["seconds"] and _is_factorized(c, name, d)}
         for is_causal in (False, True)
     ]  # fmt: skip
@@ -339,9 +340,9 @@ def masked_ratio(document: Document, kind: str, name: str) -> tuple[int | None, 
     return (None, None) if n is None else (n, took[1][n] / took[0][n])
 
 
-def _masked(documents: list[Document]) -> Claim:
+def _masked(measurements: list[Measurement]) -> Claim:
     def ratios(kind: str, name: str) -> dict[int, float]:
-        found = {d["settings"]["head_dim"]: masked_ratio(d, kind, name)[1] for d in documents}
+        found = {d.settings["head_dim"]: masked_ratio(d, kind, name)[1] for d in measurements}
         return {d: ratio for d, ratio in found.items() if ratio is not None}
 
     judged = ratios(FORWARD, "fastmax2")
@@ -356,7 +357,7 @@ def _masked(documents: list[Document]) -> Claim:
     text += "".join(f"; {words} {_times(found)}" for *at, words in others for found in [ratios(*at)] if found)
     near = [d / 2 <= ratio <= 2 * d for d, ratio in judged.items()]
     text += "." if any(near) else ". It is computed in chunks, which need no state per token."
-    missing = [str(d["settings"]["head_dim"]) for d in documents if d["settings"]["head_dim"] not in judged]
+    missing = [str(d.settings["head_dim"]) for d in measurements if d.settings["head_dim"] not in judged]
     text += f" Not counted, since that form was not reached: Fastmax2 at D = {listed(missing)}." if missing else ""
     return Claim(*MASKED, AGREES if all(near) else PARTLY if any(near) else DIFFERS, text)
 
@@ -366,18 +367,18 @@ def _times(ratios: dict[int, float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _peaks(document: Document, is_causal: bool) -> dict[str, dict[int, int]]:
+def _peaks(measurement: Measurement, is_causal: bool) -> dict[str, dict[int, int]]:
     """Bytes by contestant and N, where there are any to be seen."""
     found: dict[str, dict[int, int]] = {}
-    for row in document["result"]["memory"]:
+    for row in measurement.values["memory"]:
         if row["is_causal"] == is_causal and row["peak"] > row["before"]:
             found.setdefault(row["contestant"], {})[row["tokens"]] = row["peak"] - row["before"]
     return found
 
 
-def _memory(documents: list[Document]) -> Claim:
+def _memory(measurements: list[Measurement]) -> Claim:
     grown: dict[str, list[float]] = {}
-    for d, is_causal in product(documents, (False, True)):
+    for d, is_causal in product(measurements, (False, True)):
         for name, peaks in _peaks(d, is_causal).items():
             if len(peaks) > 1:
                 grown.setdefault(name, []).append(_exponent(sorted(peaks.items())[-LONGEST:])[2])
@@ -392,30 +393,30 @@ def _memory(documents: list[Document]) -> Claim:
     return Claim(*MEMORY, _growth_verdict(ours, grown["vanilla"]), text)
 
 
-def _against_softmax(documents: list[Document]) -> Finding:
+def _against_softmax(measurements: list[Measurement]) -> Finding:
     parts = []
     for theirs, name in SOFTMAX.items():
         ratios = []
-        for d in documents:
+        for d in measurements:
             peaks = _peaks(d, is_causal=False)
             n = max(peaks.get(theirs, {}).keys() & peaks.get("fastmax2", {}).keys(), default=None)
             if n is not None:
                 ratio = times(peaks[theirs][n] / peaks["fastmax2"][n])
-                ratios.append(f"{ratio} (D = {d['settings']['head_dim']}, N = {n:,})")
+                ratios.append(f"{ratio} (D = {d.settings['head_dim']}, N = {n:,})")
         parts += [f"{name} {listed(ratios)}"] if ratios else []
     return Finding(
         f"Memory over that of Fastmax2, unmasked, at the longest N of both: {'; '.join(parts)}." if parts else ""
     )
 
 
-def _headline(documents: list[Document]) -> str:
-    for d in documents:
+def _headline(measurements: list[Measurement]) -> str:
+    for d in measurements:
         cells = [c for c in _cells(d, False, FORWARD) if {"vanilla", "fastmax2"} <= c["seconds"].keys()]
         if cells:
             c = cells[-1]
             ratio = c["seconds"]["vanilla"]["best"] / c["seconds"]["fastmax2"]["best"]
             return (
                 f"scaling: Fastmax2 forward is {times(ratio)} as fast as softmax by the plain formula at "
-                f"N = {c['tokens']:,}, D = {d['settings']['head_dim']}"
+                f"N = {c['tokens']:,}, D = {d.settings['head_dim']}"
             )
     return ""

@@ -1,0 +1,94 @@
+"""Measurements come back from their file as they were, whoever writes beside them."""
+
+import json
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from lab.tests.records import record
+
+from fastmax_lab.measurements import Measurement, append, measured_here, read, slug
+
+ONE = record({"tokens": 256, "rates": [0.1]}, {"seconds": {"best": 1.5e-05, "paired": None}, "name": "D = 64, ½"})
+
+
+def append_many(path: Path, process: int) -> None:
+    for number in range(20):
+        append(path, record({}, {}, f"{process}-{number}"))
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "speed.jsonl"
+    assert read(path) == []
+    others = [replace(ONE, name="other"), replace(ONE, name="third", seconds=None)]
+    for one in (ONE, *others):
+        append(path, one)
+    assert read(path) == [ONE, *others]
+    assert len(path.read_text().splitlines()) == 3
+    assert [entry.name for entry in path.parent.iterdir()] == ["speed.jsonl"], "no lock stays behind"
+
+
+def test_a_record_gives_way_to_a_later_one_of_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "speed.jsonl"
+    later = replace(ONE, values={"seconds": 2.0})
+    for one in (ONE, replace(ONE, name="other"), later):
+        append(path, one)
+    assert read(path) == [replace(ONE, name="other"), later]
+
+
+def test_a_number_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "speed.jsonl"
+    append(path, ONE)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        append(path, replace(ONE, name="other", values={"loss": float("nan")}))
+    assert read(path) == [ONE]
+
+
+def test_processes_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "speed.jsonl"
+    processes = [get_context("spawn").Process(target=append_many, args=(path, number)) for number in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert {one.name for one in read(path)} == {f"{process}-{number}" for process in range(2) for number in range(20)}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2 is not JSON"),
+        ("[1]", "expected an object with experiment, name,"),
+        ({"values": ...}, "expected an object with experiment, name,"),
+        ({"more": 1}, "expected an object with experiment, name,"),
+        ({"settings": [1]}, "settings is missing or of another type"),
+        ({"machine": 3}, "machine is missing"),
+        ({"machine": {"torch": "2"}}, r"machine\.processor, machine\.cores is missing"),
+    ],
+)
+def test_a_file_of_anything_else_is_refused(line: str | dict[str, object], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "speed.jsonl"
+    append(path, ONE)
+    if isinstance(line, dict):
+        changed = ONE.__dict__ | line
+        line = json.dumps({name: value for name, value in changed.items() if value is not ...})
+    path.write_text(f"{path.read_text()}{line}\n")
+    with pytest.raises(ValueError, match=message):
+        read(path)
+
+
+def test_a_record_of_this_machine(tmp_path: Path) -> None:
+    path = tmp_path / "speed.jsonl"
+    made = measured_here("speed", "a", {"grid": (1, 2)}, {"seconds": 1.0})
+    append(path, made)
+    assert read(path) == [made]
+    assert isinstance(made, Measurement)
+    assert made.settings == {"grid": [1, 2]}
+    assert {"processor", "threads", "torch", "fastmax", "date"} <= made.machine.keys()
+    assert made.command.startswith("fastmax-lab")
+
+
+def test_names() -> None:
+    assert slug("fastmax2, gated", "", 0.004, "seed1") == "fastmax2-gated-0.004-seed1"
