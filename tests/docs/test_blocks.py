@@ -31,7 +31,7 @@ def tiny_language_model(folder: Path) -> dict[str, Any]:
         vocab_size=32,
         hidden_size=16,
         intermediate_size=16,
-        num_hidden_layers=1,
+        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         pad_token_id=0,

@@ -23,8 +23,8 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     PreTrainedModel,
 )
 
@@ -311,9 +311,12 @@ def test_other_architectures() -> None:
     done = convert(made(AlbertModel, albert), sentences(4, "right"), **short)
     assert len(done.layers) == 1
     assert done.layers[0].after < done.layers[0].before
-    mistral = MistralConfig(**TINY, num_key_value_heads=2, sliding_window=4)
-    done = convert(made(MistralForCausalLM, mistral), sentences(4, "left"), **short)
-    assert [layer.before for layer in done.layers] == pytest.approx([0, 0], abs=1e-6), "sliding layers keep softmax"
+    kinds = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+    ministral = MinistralConfig(**TINY, num_key_value_heads=2, head_dim=8, **kinds)
+    done = convert(made(MinistralForCausalLM, ministral), sentences(4, "left"), decay="gated", **short)
+    sliding, full = done.layers
+    assert sliding.before == pytest.approx(0, abs=1e-6), "sliding layers keep softmax"
+    assert 0 < full.after < full.before
     done = convert(bert(BertForSequenceClassification), sentences(4, "right"), **short)
     assert done.losses["transfer"] < done.losses["before"]
     done = convert(made(GPT2LMHeadModel, GPT2), [b | {"labels": b["input_ids"]} for b in sentences(4)], **short)

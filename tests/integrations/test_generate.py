@@ -81,12 +81,18 @@ def test_what_the_user_says_of_caches_wins(llama: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"decay": "gated", "learn_scale": True, "memory": (1.0, 3.0)}, {"decay": "learned"}, {"window": 3}]
+    "options",
+    [
+        {"order": 4, "decay": "gated", "learn_scale": True, "memory": (1.0, 3.0), "layers": "model.layers.0.*"},
+        {"order": 4, "decay": "learned", "layers": "model.layers.0.*"},
+        {"windows": {"model.layers.0.*": 3}},
+        {"decay": "gated", "windows": {"model.layers.1.*": 3}},
+    ],
 )
 def test_what_is_configured_is_generated_with(options: dict[str, Any]) -> None:
     model = BY_NAME["llama"].build("fastmax")
     plain = generated(model, BY_NAME["llama"].inputs("left"), "none")
-    configure(model, order=4 if "decay" in options else 2, layers=["model.layers.0.self_attn"], **options)
+    configure(model, **options)
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if type(module).__name__ == "ForgetGate" and weight is not None:
@@ -101,7 +107,7 @@ def test_what_is_configured_is_generated_with(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [FastmaxCache, DynamicCache])
-@pytest.mark.parametrize("options", [{}, {"decay": "learned"}, {"window": 3}])
+@pytest.mark.parametrize("options", [{}, {"decay": "learned"}, {"windows": {"*": 3}}])
 def test_pieces_of_a_text_are_the_text(make: Any, options: dict[str, Any]) -> None:
     """Chunked prefill: a chunk of queries sees the cache, and of its own keys those up to each query."""
     model = BY_NAME["llama"].build("fastmax")
@@ -141,7 +147,7 @@ def test_a_conversation_goes_on_from_its_cache(llama: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-@pytest.mark.parametrize("options", [{}, {"learn_scale": True}, {"window": 3}])
+@pytest.mark.parametrize("options", [{}, {"learn_scale": True}, {"windows": {"*": 3}}])
 def test_the_state_of_a_prompt_is_saved_and_goes_on(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model: Any = BY_NAME[name].build("fastmax")
     if options:

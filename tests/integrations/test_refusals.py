@@ -128,9 +128,9 @@ def test_layers_of_other_kinds_beside_it() -> None:
     assert len(found.fastmax) == 1
 
 
-def test_windows_are_told() -> None:
+def test_windows_are_reported() -> None:
     model = LLAMA.build("fastmax")
-    configure(model, window=3, layers=["model.layers.1.self_attn"])
+    configure(model, windows={"model.layers.1.*": 3})
     found = verify(model.train(), LLAMA.inputs())
     assert found.ok
     assert model.training

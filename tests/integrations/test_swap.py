@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from fastmax.integrations.transformers import configure, verify
+from fastmax.integrations.transformers import configure, parameters_of, verify
 from tests.integrations.architectures import ARCHITECTURES, Architecture
 from tests.integrations.properties import (
     PADDED,
@@ -173,10 +173,13 @@ def test_options_that_make_no_sense_are_refused() -> None:
         ({"order": 7}, "order must be from 1 to 4"),
         ({"normalize": "l2"}, "normalize must be"),
         ({"decay": "fast"}, "decay must be"),
-        ({"window": 0}, "window must be a positive number"),
-        ({"window": 4, "learn_scale": True}, "keeps softmax"),
+        ({"windows": {"*": 0}}, "window must be a positive number"),
+        ({"windows": {"*.0.*": 4}, "layers": "*"}, r"layers.0.self_attn is named by both layers and windows"),
         ({"layers": ["model.layers.7"]}, "no attention module is called 'model.layers.7'"),
+        ({"windows": {"*.7.*": 4}}, r"no attention module is called '\*.7.\*'"),
     ):
         with pytest.raises(ValueError, match=message):
             configure(model, **options)
     assert isinstance(model.config, LlamaConfig)
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(parameters_of(module) for module in model.modules())

@@ -7,8 +7,8 @@
     model.generate(**inputs)                                # with a FastmaxCache, in constant memory
 
     configure(model, order=2, learn_scale=True, decay="gated")              # options and parameters, layer by layer
-    configure(model, order=4, layers=["model.layers.0.self_attn"])          # other options in some layers
-    configure(model, window=64, layers=["model.layers.1.self_attn"])        # softmax over the last 64 tokens in some
+    configure(model, order=4, layers="model.layers.0.*")                    # other options in some layers
+    configure(model, windows={"model.layers.*[13579].*": 64})               # softmax over 64 tokens in every second layer
     model.save_pretrained(path)                                             # all of it comes back with from_pretrained
 
     student = convert(teacher, batches, decay="gated").model                # a trained softmax model becomes Fastmax

@@ -1,11 +1,12 @@
-"""configure: Fastmax in the attention modules of a model that is there already, layer by layer."""
+"""configure: Fastmax in the attention modules of an existing model, layer by layer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 
 from transformers import PreTrainedModel
 
 from fastmax.integrations.transformers import persistence
-from fastmax.integrations.transformers.modules import attention_modules, is_rotary
+from fastmax.integrations.transformers.modules import attention_modules, has_window, is_rotary
 from fastmax.integrations.transformers.options import AttentionOptions, parameters_of
 from fastmax.integrations.transformers.register import register
 from fastmax.nn.gate import MEMORY
@@ -20,15 +21,17 @@ def configure(
     learn_scale: bool = False,
     decay: str | None = None,
     memory: tuple[float, float] = MEMORY,
-    window: int | None = None,
+    windows: Mapping[str, int] | None = None,
     dropout_mode: str = "quadratic",
     backend: str = "auto",
-    layers: Iterable[str] | None = None,
+    layers: str | Iterable[str] | None = None,
 ) -> tuple[str, ...]:
     """Switch `model` to Fastmax with these options, which are saved with it. Weights stay as they are.
 
     Each attention module gets a child `fastmax` with its options and, if it learns any, its parameters: make the optimizer
-    after this. Where a module has them already with the same options, its parameters stay; with other ones they are new.
+    after this. A module that has the same options already keeps its parameters. With other options it gets new ones.
+
+    Layers that have a sliding window by the model's config keep softmax in it, without such a child.
 
     Args:
         model: of any architecture that uses transformers' attention interface; changed in place.
@@ -37,17 +40,24 @@ def configure(
             "rms" in modules that apply rotary positions, which it commutes with, True in others.
         scale: multiplies s = q̂ . k̂; default 1 / sqrt(D), 1 / D for odd orders (with normalize=False the module's own).
         learn_scale: learn one scale per query head, from `scale` on: `fastmax.head_scale`.
-        decay: forget, in self attention: "gated" by what each token and head makes of the token's values, "learned" by one
-            rate per head; a child module `fastmax.gate`.
+        decay: forget, in self attention: "gated" by a linear map of the token's values, "learned" by one rate per head;
+            a child module `fastmax.gate`.
         memory: where the decays start: head by head from a reach of 2^memory[0] tokens to one of 2^memory[1].
-        window: keep softmax in these layers, over this many of the last tokens, instead of Fastmax.
+        windows: layers that keep softmax, by name or pattern, with the number of the last tokens that they see.
         dropout_mode: as in `fastmax_attention`.
         backend: as in `fastmax_attention`.
-        layers: names of the attention modules that these options are for; default: all. Others keep what they were told
-            before, or get the defaults.
+        layers: the layers that get Fastmax with these options: a name as `attention_modules` lists them, a pattern like
+            "model.layers.[02].*" (`*` matches dots too), or several of these. Default: all but those with a window.
+            Layers that neither this nor `windows` chooses keep the options of an earlier call, or get the defaults.
 
     Returns:
-        The names of the modules that these options are for.
+        The names of the modules that run Fastmax with these options.
+
+    Raises:
+        ValueError: an option makes no sense, no layer has such a name, or the model has no layer that Fastmax could run in.
+
+    Example:
+        >>> configure(model, decay="gated", windows={"model.layers.*[13579].self_attn": 64})  # every second layer softmax
     """
     register()
     modules = dict(attention_modules(model))
@@ -55,26 +65,53 @@ def configure(
         raise ValueError(
             f"{type(model).__name__} has no module that uses transformers' attention interface: Fastmax cannot be put there"
         )
-    chosen = tuple(modules) if layers is None else tuple(layers)
-    unknown = [name for name in chosen if name not in modules]
-    if unknown:
-        raise ValueError(f"no attention module is called {unknown[0]!r}; there are {', '.join(modules)}")
+    free = [name for name, module in modules.items() if not has_window(module)]
+    if not free:
+        raise ValueError(
+            f"all attention layers of {type(model).__name__} have a sliding window by the model's config, in which they keep "
+            "softmax: set config.sliding_window to None before you make the model"
+        )
+    windowed = {name: size for pattern, size in (windows or {}).items() for name in _matching(pattern, free, modules)}
+    if layers is None:
+        chosen = tuple(name for name in free if name not in windowed)
+    else:
+        patterns = [layers] if isinstance(layers, str) else layers
+        chosen = tuple(dict.fromkeys(name for pattern in patterns for name in _matching(pattern, free, modules)))
+    both = [name for name in chosen if name in windowed]
+    if both:
+        raise ValueError(f"{both[0]} is named by both layers and windows: it can run Fastmax or softmax")
     if persistence.has_other_quantization(model.config):
         raise ValueError(
             "a quantized model cannot be configured: its config.json has no place for what has to be saved"
         )
-    model.set_attn_implementation("fastmax")
-    for name, module in modules.items():
-        own = "rms" if is_rotary(type(module)) else True
-        before = parameters_of(module)
+    options = {}
+    for name in free:
+        own, before = "rms" if is_rotary(type(modules[name])) else True, parameters_of(modules[name])
         if name in chosen:
-            options = AttentionOptions(
-                order, own if normalize is None else normalize, scale, learn_scale, decay, (memory[0], memory[1]), window,
+            options[name] = AttentionOptions(
+                order, own if normalize is None else normalize, scale, learn_scale, decay, (memory[0], memory[1]), None,
                 dropout_mode, backend,
             )  # fmt: skip
+        elif name in windowed:
+            options[name] = AttentionOptions(normalize=own, window=windowed[name])
         else:
-            options = AttentionOptions(normalize=own) if before is None else before.options
-        if before is None or before.options != options:
-            persistence.give_parameters(module, options)
+            options[name] = AttentionOptions(normalize=own) if before is None else before.options
+    model.set_attn_implementation("fastmax")
+    for name, asked in options.items():
+        before = parameters_of(modules[name])
+        if before is None or before.options != asked:
+            persistence.give_parameters(modules[name], asked)
     persistence.keep_options(model)
     return chosen
+
+
+def _matching(pattern: str, free: list[str], modules: Mapping[str, object]) -> list[str]:
+    """Return the names that a pattern stands for."""
+    found = [name for name in free if fnmatchcase(name, pattern)]
+    if not found and pattern in modules:
+        raise ValueError(
+            f"{pattern} has a sliding window by the model's config, in which it keeps softmax: change the config instead"
+        )
+    if not found:
+        raise ValueError(f"no attention module is called {pattern!r}; there are {', '.join(free)}")
+    return found

@@ -1,4 +1,4 @@
-"""Which modules of a model go through transformers' attention interface, and what can be known of them beforehand."""
+"""The modules of a model that go through transformers' attention interface, and their static properties."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -18,30 +18,43 @@ class Heads(NamedTuple):
 
 
 def _names_in_forward(kind: type[nn.Module]) -> tuple[str, ...]:
-    """What the code of its `forward` calls things: globals and attributes."""
+    """Return the names of globals, attributes and keyword arguments in the code of its `forward`."""
     return _names(kind.forward)
 
 
 @cache
 def _names(function: Callable[..., Any]) -> tuple[str, ...]:
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return () if code is None else code.co_names
+    if code is None:
+        return ()
+    keywords = [name for constant in code.co_consts if isinstance(constant, tuple) for name in constant]
+    return (*code.co_names, *(name for name in keywords if isinstance(name, str)))
 
 
 def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module whose `forward` looks its attention function up, with its name."""
+    """Yield the name and the module of every module whose `forward` looks its attention function up."""
     for name, module in model.named_modules():
         if "ALL_ATTENTION_FUNCTIONS" in _names_in_forward(type(module)):
             yield name, module
 
 
 def is_rotary(kind: type[nn.Module]) -> bool:
-    """Whether rotary positions are applied before the attention: the `forward` of such a module calls a function for it."""
+    """Return True if rotary positions are applied before the attention, by a function that `forward` calls."""
     return any(name.startswith("apply_") and "rotary" in name for name in _names_in_forward(kind))
 
 
+def has_window(module: nn.Module) -> bool:
+    """Return True if the config gives this attention module a sliding window."""
+    config, index = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    types = getattr(config, "layer_types", None)
+    if types is not None and isinstance(index, int):
+        return bool(types[index] == "sliding_attention")
+    takes_window = "sliding_window" in _names_in_forward(type(module))
+    return takes_window and getattr(config, "sliding_window", None) is not None
+
+
 def heads_of(module: nn.Module) -> Heads:
-    """From the module itself where it says, else from its config."""
+    """Return the numbers of heads and their widths, from the attributes of the module, else from its config."""
     config = getattr(module, "config", None)
 
     def first(names: tuple[str, ...]) -> int | None:

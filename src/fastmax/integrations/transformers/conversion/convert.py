@@ -55,7 +55,7 @@ def convert(
         memory: of the student, as in `configure`.
         normalize: of the student, as in `configure`.
         learn_scale: learn one scale per head.
-        windows: layers that keep softmax over so many of the last tokens, by the names of their attention modules.
+        windows: as in `configure`: layers that keep softmax, with the number of the last tokens that they see.
         transfer: how long and how fast the first stage learns, and what.
         distill: the same for the second.
         loss: of the second stage: "logits" (divergence of the predictions), "hidden" (hidden states), "embeddings" (mean-
@@ -95,11 +95,12 @@ def convert(
         keep_best=keep_best,
     )
     student = deepcopy(teacher)
-    configure(student, order, normalize=normalize, learn_scale=learn_scale, decay=decay, memory=memory)
-    if decay is not None and crossing:  # keys of another sequence have no distance to fade with
+    chosen = configure(
+        student, order, normalize=normalize, learn_scale=learn_scale, decay=decay, memory=memory, windows=windows
+    )
+    if decay is not None:  # keys of another sequence have no distance to fade with
+        crossing = [name for name in crossing if name in chosen]
         configure(student, order, normalize=normalize, learn_scale=learn_scale, layers=crossing)
-    for name, tokens in (windows or {}).items():
-        configure(student, order, normalize=normalize, window=tokens, layers=[name])
     run = Run(
         teacher,
         student,
