@@ -73,6 +73,10 @@ def fastmax_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute exact Fastmax attention in O(N) time and O(N D) memory; replaces F.scaled_dot_product_attention.
 
+        >>> q, k, v = (torch.randn(2, 4, 100, 16) for _ in range(3))  # batch, heads, tokens, channels
+        >>> fastmax_attention(q, k, v, is_causal=True).shape
+        torch.Size([2, 4, 100, 16])
+
     Args:
         query: (..., Hq, Nq, D). Leading dimensions of the three inputs broadcast; tensors without them are fine too.
         key: (..., Hkv, Nk, D).
@@ -176,6 +180,11 @@ def fastmax_varlen_attention(
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute Fastmax attention over sequences of different lengths, packed one after the other.
+
+        >>> ends = torch.tensor([0, 5, 8])  # a sequence of 5 tokens and one of 3
+        >>> q, k, v = (torch.randn(8, 4, 16) for _ in range(3))  # tokens, heads, channels
+        >>> fastmax_varlen_attention(q, k, v, ends, ends, is_causal=True).shape
+        torch.Size([8, 4, 16])
 
     Args:
         query: (total_q, Hq, D).

@@ -20,7 +20,10 @@ MAX_ORDER = _choices.MAX_ORDER
 
 
 def standardize(x: Tensor, eps: float = EPS) -> Tensor:
-    """[5-6]: each token to mean 0 and (biased) standard deviation 1 over its channels, the last dimension.
+    """Standardize each token [5-6]: mean 0 and (biased) standard deviation 1 over its channels, the last dimension.
+
+        >>> standardize(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        tensor([-1.3416, -0.4472,  0.4472,  1.3416])
 
     No statistic crosses tokens, so nothing leaks from the future. Half precision is standardized in fp32.
 
@@ -32,12 +35,12 @@ def standardize(x: Tensor, eps: float = EPS) -> Tensor:
 
 
 def rms_normalize(x: Tensor, eps: float = EPS) -> Tensor:
-    """Each token to root mean square 1, its mean left in place: unlike [5-6] this commutes with rotations of the channels."""
+    """Divide each token by its root mean square and keep its mean: unlike [5-6] this commutes with rotations of channels."""
     return normalize_with_scale(x.to(torch.promote_types(x.dtype, torch.float32)), eps, centre=False)[0].to(x.dtype)
 
 
 def normalize_with_scale(x: Tensor, eps: float = EPS, *, centre: bool = True) -> tuple[Tensor, Tensor]:
-    """Tokens of fp32 or fp64, normalized, and what each was multiplied by, (..., 1)."""
+    """Return normalized tokens of fp32 or fp64, and the factor of each, (..., 1)."""
     root = 64 if x.dtype == torch.float32 else 512  # 2^root squared overflows
     high, low = x.detach().amax(-1, keepdim=True), x.detach().amin(-1, keepdim=True)
     size = high / 2 - low / 2 if centre else torch.maximum(high, -low) / 2
@@ -56,7 +59,10 @@ def normalized(x: Tensor, how: str) -> Tensor:
 
 
 def similarity(s: Tensor, order: int) -> Tensor:
-    """[8]: f(s) = sum of s^l / l! for l = 0 .. order, by Horner's rule.
+    """Return f(s) of equation [8], the sum of s^l / l! for l = 0 .. order, by Horner's rule.
+
+        >>> similarity(torch.tensor([0.0, 1.0, 2.0]), order=2)
+        tensor([1.0000, 2.5000, 5.0000])
 
     Args:
         s: scaled products of queries and keys, of any shape.

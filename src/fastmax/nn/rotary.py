@@ -1,7 +1,7 @@
-"""Rotary position embeddings, to be applied to standardized queries and keys.
+"""Rotary position embeddings for standardized queries and keys.
 
-A rotation keeps norms, so after the standardization s = q̂ . k̂ depends on positions by their difference only. Before it,
-it would not: the mean over channels that the standardization removes is not kept by a rotation.
+A rotation keeps norms, so after the standardization s = q̂ . k̂ depends on the difference of positions only. Before it, s
+would not, because a rotation does not keep the mean over channels that the standardization removes.
 """
 
 import torch
@@ -11,10 +11,14 @@ from torch import Tensor
 def rotate(x: Tensor, *, base: float = 10000.0, positions: Tensor | None = None) -> Tensor:
     """Rotate channel m and channel m + D / 2 of the token at position t by the angle t * base^(-2 m / D).
 
+        >>> q = torch.randn(1, 4, 100, 16)
+        >>> rotate(standardize(q)).shape
+        torch.Size([1, 4, 100, 16])
+
     Args:
         x: (..., N, D), D even.
         base: the wavelengths reach from 2 pi to nearly 2 pi * base.
-        positions: of the tokens, broadcastable to (..., N), e.g. (B, 1, N) for (B, heads, N, D); default 0 .. N - 1.
+        positions: of the tokens, broadcastable to (..., N), such as (B, 1, N) for (B, heads, N, D); default 0 .. N - 1.
     """
     tokens, head_dim = x.shape[-2:]
     if head_dim % 2:
