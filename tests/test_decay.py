@@ -21,6 +21,7 @@ from tests.support import (
     fastmax_attention,
     fastmax_varlen_attention,
     forced,
+    gradcheck,
     randn,
     with_grads,
 )  # fmt: skip
@@ -95,7 +96,7 @@ def test_gradcheck(backend: str, order: int, is_causal: bool, dense: bool) -> No
         )  # fmt: skip
 
     with forced(dense=dense, chunk=2, budget=1, tile=2):
-        assert torch.autograd.gradcheck(f, inputs, fast_mode=True)
+        assert gradcheck(f, inputs)
 
 
 @each_form
@@ -112,7 +113,7 @@ def test_gradcheck_of_packed_sequences(backend: str, is_causal: bool, dense: boo
         )  # fmt: skip
 
     with forced(dense=dense, chunk=2, budget=1, tile=2):
-        assert torch.autograd.gradcheck(f, (q, k, v, log_decay), fast_mode=True)
+        assert gradcheck(f, (q, k, v, log_decay))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (30,), (2, 1), (2, 30), (3, 2, 30), (3, 1, 1), (1, 2, 30)], ids=str)
@@ -458,4 +459,4 @@ def test_with_dropout(mode: str, is_causal: bool) -> None:
 
     assert torch.equal(f(*inputs), f(*inputs))
     assert not torch.equal(f(*inputs), f(*inputs, seed=1))
-    assert torch.autograd.gradcheck(f, inputs, fast_mode=True)
+    assert gradcheck(f, inputs)
