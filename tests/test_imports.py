@@ -19,7 +19,7 @@ USERS_OF_THE_LAB = {"tools/gpu_roofline.py", "examples/char_lm.py", "examples/co
 
 LAYERS: list[list[set[str]]] = [
     [{"_atomic_file", "_tensor_file"}, {"_choices"}, {"_torch_private"}],
-    [{"core", "features", "dropout", "call", "decay", "both_directions"}],
+    [{"core", "features", "dropout", "call", "decay", "both_directions", "window"}],
     [{"plan"}],
     [{"backends"}],
     [{"validation", "reference"}],

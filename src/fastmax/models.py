@@ -6,6 +6,7 @@ of the text, and generates with a memory that does not grow.
 
 from dataclasses import dataclass
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.nn.functional import pad
 
 from fastmax.nn import FastmaxAttention
 from fastmax.nn.sharded import SharesSequence
-from fastmax.state import FastmaxState
+from fastmax.state import FastmaxState, WindowState
 
 PIECE = 1024
 """Tokens of a prompt that are read at once, so that long prompts need no more memory than this."""
@@ -33,6 +34,9 @@ class LMConfig:
         memory: how many tokens the heads remember when they start: from 2^memory[0] to 2^memory[1].
         conv: the number of tokens that a short causal convolution before each attention sees, 0 for none: it helps recall.
         dropout: of the attention, and after each perceptron.
+        window: softmax over this many of the last tokens instead of Fastmax, in the `window_layers`. Of the options above,
+            `rotary`, `conv` and `dropout` hold there too.
+        window_layers: numbers of these layers, the first being 0.
     """
 
     vocabulary: int
@@ -49,6 +53,17 @@ class LMConfig:
     memory: tuple[float, float] = (2.0, 12.0)
     conv: int = 0
     dropout: float = 0.0
+    window: int | None = None
+    window_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.window is None) != (len(self.window_layers) == 0):
+            raise ValueError(
+                f"window and window_layers must be given together, got {self.window} and {self.window_layers}"
+            )
+        unknown = [i for i in self.window_layers if i not in range(self.layers)]
+        if unknown:
+            raise ValueError(f"window_layers must be numbers from 0 to {self.layers - 1}, got {unknown[0]}")
 
 
 class ShortConv(nn.Module, SharesSequence):
@@ -74,15 +89,23 @@ class ShortConv(nn.Module, SharesSequence):
 class BlockState:
     """The memory of a block: of constant size at any number of tokens."""
 
-    attention: FastmaxState
+    attention: FastmaxState | WindowState
     before: Tensor | None  # the last inputs of the convolution, (B, taps - 1, E)
 
 
 class Block(nn.Module):
     """Attention, then a two-layer perceptron, each after a LayerNorm and added to its input."""
 
-    def __init__(self, c: LMConfig, attention: type[FastmaxAttention]) -> None:
+    def __init__(self, c: LMConfig, attention: type[FastmaxAttention], window: int | None) -> None:
         super().__init__()
+        fastmax: dict[str, Any] = {
+            "order": c.order,
+            "scale": c.scale,
+            "learn_scale": c.learn_scale,
+            "normalize": c.normalize,
+            "decay": c.decay,
+            "memory": c.memory,
+        }
         self.attention_norm = nn.LayerNorm(c.width)
         self.conv = ShortConv(c.width, c.conv) if c.conv else None
         self.attention = attention(
@@ -90,13 +113,8 @@ class Block(nn.Module):
             c.heads,
             dropout=c.dropout,
             batch_first=True,
-            order=c.order,
-            scale=c.scale,
-            learn_scale=c.learn_scale,
-            normalize=c.normalize,
             rotary=c.rotary,
-            decay=c.decay,
-            memory=c.memory,
+            **(fastmax if window is None else {"window": window}),
         )
         self.mlp = nn.Sequential(
             nn.LayerNorm(c.width),
@@ -134,7 +152,8 @@ class FastmaxLM(nn.Module):
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocabulary, config.width)
-        self.blocks = nn.ModuleList(Block(config, attention) for _ in range(config.layers))
+        windows = [config.window if i in config.window_layers else None for i in range(config.layers)]
+        self.blocks = nn.ModuleList(Block(config, attention, window) for window in windows)
         self.norm = nn.LayerNorm(config.width)
         nn.init.normal_(self.tokens.weight, std=1 / sqrt(config.width))
 

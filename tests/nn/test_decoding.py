@@ -28,6 +28,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "gqa": {"num_kv_heads": 2},
     "learned decay": {"decay": "learned", "memory": (1.0, 4.0)},
     "gated": {"decay": "gated", "memory": (1.0, 4.0)},
+    "window": {"window": 7},
+    "window of one": {"window": 1},
+    "window, long": {"window": 100, "num_kv_heads": 2},
+    "window, rotary, gqa": {"window": 11, "rotary": True, "num_kv_heads": 2},
     "all": {
         "decay": "gated",
         "memory": (1.0, 4.0),

@@ -269,7 +269,10 @@ def test_cross_attention_in_other_models_is_refused_and_can_be_left_out() -> Non
     x, memory = torch.randn(B, L, E), torch.randn(B, L, E)
     both, one = model(), model()
     replace_attention(both, decay="gated")
-    with pytest.raises(ValueError, match="choose the layers that decay by `layers`"):
+    with pytest.raises(
+        ValueError,
+        match=r"For cross attention, make it without a decay \(replace_attention gives options to chosen `layers`\)",
+    ):
         both["cross"](x, memory, memory)
     replace_attention(one, decay="gated", layers="self")
     replace_attention(one, layers="cross")

@@ -56,6 +56,8 @@ def _refusal(layers: list[Any]) -> str | None:
     if not layers:
         return "there is no FastmaxAttention in this model to parallelize: fastmax.replace_attention puts it in"
     for layer in (layer for layer in layers if isinstance(layer, FastmaxAttention)):
+        if layer.options.window is not None:
+            return "a softmax window is no sum over keys, so the sequence of a layer with one cannot be shared"
         if type(layer)._attend is not fastmax_attention:
             return f"{type(layer).__name__} is no sum over keys, so its sequence cannot be shared"
         if layer.bias_k is not None or layer.add_zero_attn:

@@ -10,13 +10,15 @@ from fastmax.api import fastmax_attention
 from fastmax.call import accumulation_dtype, normalization
 from fastmax.core import normalized
 from fastmax.nn import decoding, extra_keys, masks, nested, projection, sharded
+from fastmax.nn.decoding import State
 from fastmax.nn.fused_path import FusedPathGuard
 from fastmax.nn.gate import MEMORY, ForgetGate
-from fastmax.nn.options import LayerOptions, layer_scale
+from fastmax.nn.options import LayerOptions
 from fastmax.nn.rotary import rotate
 from fastmax.nn.sharded import SharesSequence
 from fastmax.reference import attention_matrix
-from fastmax.state import FastmaxState
+from fastmax.state import FastmaxState, WindowState
+from fastmax.window import windowed_softmax
 
 
 class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
@@ -51,6 +53,10 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
             v_proj_weight (E_kv, vdim), in_proj_bias (embed_dim + 2 E_kv,), bias_k and bias_v (1, 1, E_kv).
         dropout_mode: "standard", "1d" or "quadratic", see `fastmax_attention`.
         backend: "auto" or the name of one.
+        window: W. Compute softmax over a sliding window instead of Fastmax, in self attention: each token sees the tokens
+            less than W places away, itself included. Queries and keys are not normalized, `scale` is 1 / sqrt(D) by default,
+            and `dropout` drops weights: all as in nn.MultiheadAttention. `order`, `normalize`, `dropout_mode` and `backend`
+            have no effect; `decay` and `learn_scale` are refused.
     """
 
     head_scale: nn.Parameter | None
@@ -81,9 +87,10 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         num_kv_heads: int | None = None,
         dropout_mode: str = "quadratic",
         backend: str = "auto",
+        window: int | None = None,
     ) -> None:
         options = LayerOptions(
-            order, scale, learn_scale, normalize, rotary, rotary_base, decay, memory, dropout_mode, backend
+            order, scale, learn_scale, normalize, rotary, rotary_base, decay, memory, dropout_mode, backend, window
         )
         if num_heads > 0 and embed_dim % num_heads:
             raise ValueError(f"embed_dim must be divisible by num_heads, got {embed_dim} and {num_heads}")
@@ -113,9 +120,11 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
             raise ValueError(f"rotary needs an even head dimension, got {self.head_dim}")
         self.fused_path_guard = FusedPathGuard()
         self.options = options
-        self.scale = layer_scale(options.order, self.head_dim) if options.scale is None else float(options.scale)
+        self.scale = options.scale_of(self.head_dim)
         start = self.out_proj.weight.new_full((self.num_heads,), self.scale)
         self.register_parameter("head_scale", nn.Parameter(start) if options.learn_scale else None)
+        if options.window is not None:
+            self._check_keys_have_places("window")
         self.gate: ForgetGate | None = None
         if options.decay is not None:
             self._check_keys_have_places("decay")
@@ -187,11 +196,11 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         average_attn_weights: bool = True,
         is_causal: bool = False,
         *,
-        state: FastmaxState | None = None,
+        state: State | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As nn.MultiheadAttention: (L, B, E), or (B, L, E) if batch_first, or (L, E) unbatched.
 
-        `need_weights` returns the Fastmax matrix too, (B, L, S) or, unless averaged, (B, num_heads, L, S), at a cost of
+        `need_weights` returns the matrix of weights too, (B, L, S) or, unless averaged, (B, num_heads, L, S), at a cost of
         O(L S) time and memory. It is on by default only because it is in nn.MultiheadAttention: turn it off for long
         sequences. (nn.TransformerEncoderLayer and nn.TransformerDecoderLayer do.)
 
@@ -204,10 +213,11 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         if query.is_nested and query is key is value and self.batch_first and not need_weights and state is None:
             return self._nested(query, key_padding_mask, attn_mask, is_causal), None
         projection.check(query, key, value, (self.embed_dim, self.kdim, self.vdim), self.batch_first)
-        if self.gate is not None and key is not query:
+        if key is not query and (self.gate is not None or self.options.window is not None):
+            option = "decay" if self.options.window is None else "window"
             raise ValueError(
-                "a layer with a decay is for self attention: query and key must be the same tensor, got two. Cross attention "
-                "never decays: make this layer without (in replace_attention, choose the layers that decay by `layers`)"
+                f"a layer with a {option} is for self attention: query and key must be the same tensor, got two. For cross "
+                f"attention, make it without a {option} (replace_attention gives options to chosen `layers`)"
             )
         if state is not None:
             decoding.check(self, state, need_weights, is_causal)
@@ -223,50 +233,97 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
             keys=projection.length(key, self.batch_first),
         )
         q, k, v = self._projected(query, key, value)
-        normalize = self.options.normalize
         if self.options.rotary:
             q_at, k_at = self._positions(q, k, mask, state)
-            q, k, normalize = self._rotated(q, q_at), self._rotated(k, k_at), False
+            q, k = self._rotated(q, q_at), self._rotated(k, k_at)
+        if self.options.window is not None:
+            o, weights = self._in_window(self.options.window, q, k, v, mask, is_causal, state, need_weights)
+        else:
+            o, weights = self._by_fastmax(q, k, v, mask, is_causal, state, self._log_decay(key), need_weights)
+        output = self.out_proj(projection.merge_heads(o, batch is not None, self.batch_first))
+        if weights is None:
+            return output, None
+        weights = weights.mean(1) if average_attn_weights else weights
+        return output, weights.squeeze(0) if batch is None else weights
+
+    def _by_fastmax(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        state: State | None,
+        log_decay: Tensor | None,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output of the heads, (B, num_heads, L, D), and the weights, (B, num_heads, L, S), if needed."""
         extra, values = self._extra_keys()
         if extra:
             q, k, v, mask = extra_keys.prepend(q, k, v, mask, extra, values, is_causal)
         hidden = len(extra) if is_causal else 0
-        log_decay = self._log_decay(key)
         options: dict[str, Any] = {
             "order": self.options.order,
             "scale": self.any_scale,
-            "normalize": normalize,
+            "normalize": False if self.options.rotary else self.options.normalize,
             "enable_gqa": True,
         }
         dropout: dict[str, Any] = {}
         if self.training and self.dropout > 0:
             dropout = {"dropout_p": self.dropout, "dropout_mode": self.options.dropout_mode}
         if state is not None:
+            assert isinstance(state, FastmaxState)  # decoding.check
             o = decoding.attend(state, q, k, v, mask, log_decay, dropout, options)
         else:
             run = {"is_causal": is_causal, "log_decay": log_decay, "backend": self.options.backend}
             attend = self._attend if self.sequence is None else self.sequence.attend
             o = attend(q, k, v, mask, **run, **options, **dropout)
-        output = self.out_proj(projection.merge_heads(o[:, :, hidden:], batch is not None, self.batch_first))
+        o = o[:, :, hidden:]
         if not need_weights:
-            return output, None
+            return o, None
         dtype = accumulation_dtype(q.dtype, k.dtype)
         with torch.autocast(q.device.type, enabled=False):
             weights = self._matrix(q.to(dtype), k.to(dtype), mask, is_causal, log_decay=log_decay, **options)
-        weights = weights.to(v.dtype)[:, :, hidden:].roll(-len(extra), -1)
-        weights = weights.mean(1) if average_attn_weights else weights
-        return output, weights.squeeze(0) if batch is None else weights
+        return o, weights.to(v.dtype)[:, :, hidden:].roll(-len(extra), -1)
+
+    def _in_window(
+        self,
+        window: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        state: State | None,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the same two for softmax over the last tokens."""
+        if mask is not None and mask.shape[1] != 1:
+            raise ValueError("a layer with a window needs one mask for all heads: a hidden token takes no place in it")
+        key_mask = None if mask is None else mask[:, 0, 0].expand(k.shape[0], -1)
+        q, k = q.to(v.dtype), k.to(v.dtype)  # rotated ones are of higher precision
+        dropout_p = self.dropout if self.training else 0.0
+        if state is not None:
+            assert isinstance(state, WindowState)  # decoding.check
+            return state.step(q, k, v, key_mask, dropout_p=dropout_p), None
+        options: dict[str, Any] = {"window": window, "is_causal": is_causal, "scale": self.scale}
+        o = windowed_softmax(q, k, v, key_mask, **options, dropout_p=dropout_p)
+        if not need_weights:
+            return o, None
+        units = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:3], -1)
+        return o, windowed_softmax(q, k, units, key_mask, **options)
 
     def new_state(
         self, batch: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> FastmaxState:
-        """No tokens yet, with the order, scale (the parameter itself, if learned) and normalization of this layer.
+    ) -> State:
+        """Return a state without tokens, with the options of this layer, on its device.
 
-        On the device of the layer; sums are taken in fp32, or fp64 for a layer of that.
+        It is a `FastmaxState` (with the scale itself, if it is learned), in fp32 at least; for a layer with a window, a
+        `WindowState` in the dtype of the layer.
         """
         return decoding.new_state(self, batch, device, dtype)
 
-    def step(self, x: Tensor, state: FastmaxState, key_padding_mask: Tensor | None = None) -> Tensor:
+    def step(self, x: Tensor, state: State, key_padding_mask: Tensor | None = None) -> Tensor:
         """Decode a token, or a few, (B, n, E) in the layout of the layer: causal self attention that goes on from `state`."""
         o, _ = self(x, x, x, key_padding_mask, need_weights=False, is_causal=True, state=state)
         output: Tensor = o
@@ -303,7 +360,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         return log_decay
 
     def _positions(
-        self, q: Tensor, k: Tensor, mask: Tensor | None, state: FastmaxState | None
+        self, q: Tensor, k: Tensor, mask: Tensor | None, state: State | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """Of queries and keys; None where they count from 0."""
         if state is not None:
@@ -317,7 +374,8 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         return of_q, of_k
 
     def _standardized(self, x: Tensor) -> Tensor:
-        return normalized(x.to(accumulation_dtype(x.dtype)), normalization(self.options.normalize))
+        how = "none" if self.options.window is not None else normalization(self.options.normalize)
+        return normalized(x.to(accumulation_dtype(x.dtype)), how)
 
     def _rotated(self, x: Tensor, positions: Tensor | None) -> Tensor:
         return rotate(self._standardized(x), base=self.options.rotary_base, positions=positions)
@@ -336,7 +394,11 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         return keys, values
 
     def extra_repr(self) -> str:
-        shown = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "order": self.options.order}
+        shown: dict[str, Any] = {"embed_dim": self.embed_dim, "num_heads": self.num_heads}
+        if self.options.window is None:
+            shown["order"] = self.options.order
+        else:
+            shown["window"] = self.options.window
         shown |= {"learn_scale": True} if self.options.learn_scale else {"scale": round(self.scale, 4)}
         for name, default in (("num_kv_heads", self.num_heads), ("dropout", 0.0), ("batch_first", False)):
             if getattr(self, name) != default:

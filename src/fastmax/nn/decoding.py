@@ -7,17 +7,33 @@ from torch import Tensor
 
 from fastmax.api import fastmax_attention
 from fastmax.call import accumulation_dtype
-from fastmax.state import FastmaxState, checks
+from fastmax.state import FastmaxState, WindowState, checks
 
 if TYPE_CHECKING:
     from fastmax.nn.attention import FastmaxAttention
 
 
+State = FastmaxState | WindowState
+"""The sum of a Fastmax layer, or the last tokens of a layer with a window."""
+
+
 def new_state(
     layer: "FastmaxAttention", batch: int, device: torch.device | str | None, dtype: torch.dtype | None
-) -> FastmaxState:
+) -> State:
+    """Return a state without tokens, with the options of the layer."""
     _may_decode(layer)
     weight = layer.out_proj.weight
+    device = weight.device if device is None else device
+    if layer.options.window is not None:
+        return WindowState.empty(
+            batch,
+            layer.num_kv_heads,
+            layer.head_dim,
+            window=layer.options.window,
+            scale=layer.scale,
+            dtype=weight.dtype if dtype is None else dtype,
+            device=device,
+        )
     return FastmaxState.empty(
         batch,
         layer.num_kv_heads,
@@ -26,33 +42,32 @@ def new_state(
         scale=layer.any_scale,
         normalize=_normalize(layer),
         dtype=accumulation_dtype(weight.dtype) if dtype is None else dtype,
-        device=weight.device if device is None else device,
+        device=device,
     )
 
 
-def check(layer: "FastmaxAttention", state: FastmaxState, need_weights: bool, is_causal: bool) -> None:
+def check(layer: "FastmaxAttention", state: State, need_weights: bool, is_causal: bool) -> None:
     """Refuse a call that no state serves, and a state that would give other results than the layer does."""
     _may_decode(layer)
-    if not isinstance(state, FastmaxState):
-        raise TypeError(f"state must be a FastmaxState, as layer.new_state returns one, got {type(state).__name__}")
+    kind = FastmaxState if layer.options.window is None else WindowState
+    if not isinstance(state, kind):
+        raise TypeError(f"state must be a {kind.__name__}, as layer.new_state returns one, got {type(state).__name__}")
     if need_weights:
         raise ValueError("a state holds no keys to have weights for: with a state, need_weights must be False")
     if not is_causal:
         raise ValueError("tokens see those that the state holds and not the other way round: is_causal must be True")
-    expected = {
-        "num_kv_heads": layer.num_kv_heads,
-        "head_dim": layer.head_dim,
-        "value_dim": layer.head_dim,
-        "order": layer.options.order,
-        "normalize": _normalize(layer),
-    }
+    expected = {"num_kv_heads": layer.num_kv_heads, "head_dim": layer.head_dim, "value_dim": layer.head_dim}
+    if layer.options.window is not None:
+        expected |= {"window": layer.options.window}
+    else:
+        expected |= {"order": layer.options.order, "normalize": _normalize(layer)}
     got = {name: getattr(state, name) for name in expected}
     if state.scale is not layer.any_scale:  # to compare tensors is to wait for them
         expected["scale"], got["scale"] = _plain(layer.any_scale), _plain(state.scale)
     checks.same("with the layer they are for, as those of layer.new_state do", expected, got)
 
 
-def positions(state: FastmaxState, mask: Tensor | None, tokens: int) -> Tensor:
+def positions(state: State, mask: Tensor | None, tokens: int) -> Tensor:
     """(B, 1, N): they go on from those of the state. A token that padding, (B, 1, 1, N), hides takes no place."""
     ahead = torch.arange(tokens, device=state.device) if mask is None else mask[:, 0, 0].cumsum(-1) - 1
     return (state.tokens[:, None] + ahead).unsqueeze(1)
@@ -79,7 +94,7 @@ def attend(
 
 
 def _may_decode(layer: "FastmaxAttention") -> None:
-    if type(layer)._attend is not fastmax_attention:
+    if layer.options.window is None and type(layer)._attend is not fastmax_attention:
         raise ValueError(f"{type(layer).__name__} is no sum over keys, so there is no state for it")
     if layer.bias_k is not None or layer.add_zero_attn:
         raise ValueError("a state holds tokens: add_bias_kv and add_zero_attn have keys that are none")

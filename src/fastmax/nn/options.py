@@ -33,6 +33,7 @@ class LayerOptions:
     memory: tuple[float, float] = MEMORY
     dropout_mode: str = "quadratic"
     backend: str = "auto"
+    window: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.order <= MAX_ORDER:
@@ -45,3 +46,13 @@ class LayerOptions:
             raise ValueError(f'normalize must be True, False or "rms", got {self.normalize!r}')
         gate.check(self.decay, self.memory)
         validation.dropout_mode(self.dropout_mode)
+        if self.window is not None and not (type(self.window) is int and self.window >= 1):
+            raise ValueError(f"window must be a positive number of tokens or None, got {self.window!r}")
+        if self.window is not None and (self.learn_scale or self.decay is not None):
+            raise ValueError("a layer with a window keeps softmax: learn_scale and decay are for layers without")
+
+    def scale_of(self, head_dim: int) -> float:
+        """Return the scale of a layer with heads of this size, or its start if it is learned."""
+        if self.scale is not None:
+            return float(self.scale)
+        return 1 / sqrt(head_dim) if self.window is not None else layer_scale(self.order, head_dim)

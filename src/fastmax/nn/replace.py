@@ -41,6 +41,7 @@ def replace_attention(
     memory: tuple[float, float] = MEMORY,
     dropout_mode: str = "quadratic",
     backend: str = "auto",
+    window: int | None = None,
     layers: Layers | None = None,
 ) -> Replacement:
     """Replace nn.MultiheadAttention layers inside `model` by `FastmaxAttention`, in place.
@@ -52,13 +53,14 @@ def replace_attention(
 
         >>> model = nn.Transformer(64, 4, batch_first=True)
         >>> _ = replace_attention(model, layers="encoder.*")
+        >>> _ = replace_attention(model, window=64, layers="decoder.layers.[024].self_attn")
         >>> _ = replace_attention(model, decay="gated", layers="decoder.*.self_attn")
-        >>> model.decoder.layers[0].multihead_attn  # not chosen by either call
+        >>> model.decoder.layers[0].multihead_attn  # not chosen by any call
         MultiheadAttention(...)
 
-    Cross attention never decays, because its keys have no place in the sequence of the queries. An encoder-decoder layer's
-    `multihead_attn` and layers with another `kdim` get the options without `decay`. In other models, leave such layers out by
-    `layers`: a layer that decays raises ValueError when its key is not its query.
+    Cross attention has neither a decay nor a window, because its keys have no place in the sequence of the queries. An
+    encoder-decoder layer's `multihead_attn` and layers with another `kdim` get the other options without these two. In other
+    models, leave such layers out by `layers`: a layer with a decay or a window raises ValueError if key is not query.
 
     Subclasses of nn.MultiheadAttention may use the same parameters differently, so they are left alone and named in the
     result, as are other modules that are called attention. If there is nothing to replace, a UserWarning names what there is.
@@ -81,7 +83,7 @@ def replace_attention(
         ValueError: if `layers` chooses no nn.MultiheadAttention, or one of its patterns matches none.
     """
     options = LayerOptions(
-        order, scale, learn_scale, normalize, rotary, rotary_base, decay, memory, dropout_mode, backend
+        order, scale, learn_scale, normalize, rotary, rotary_base, decay, memory, dropout_mode, backend, window
     )
     if type(model) is nn.MultiheadAttention:
         raise ValueError("model is itself an nn.MultiheadAttention: use FastmaxAttention.from_attention(model)")
@@ -93,9 +95,10 @@ def replace_attention(
         reason = "layers leaves it out" if name in found and module not in chosen else _why_not(module)
         if reason is not None:
             skipped[name] = reason
+    without_places = replace(options, decay=None, window=None)
     crossing = {module for name, module in found.items() if _is_cross(model, name, module)}
     new = {
-        module: FastmaxAttention.from_attention(module, replace(options, decay=None) if module in crossing else options)
+        module: FastmaxAttention.from_attention(module, without_places if module in crossing else options)
         for module in dict.fromkeys(found.values())
         if module in chosen
     }

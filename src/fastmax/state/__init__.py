@@ -1,5 +1,6 @@
-"""The running sum over keys, and its file format."""
+"""Memories of earlier tokens for decoding: the running sum over keys, and the last tokens of a softmax window."""
 
 from fastmax.state.state import FastmaxState
+from fastmax.state.window import WindowState
 
-__all__ = ["FastmaxState"]
+__all__ = ["FastmaxState", "WindowState"]
