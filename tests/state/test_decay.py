@@ -298,8 +298,9 @@ def test_a_total_is_as_exact_in_another_dtype() -> None:
     _, k, v = tokens()
     log_decay = decays("tiny")
     state.update(k, v, None, log_decay)
-    assert state.to(dtype=torch.float32)._sum_decay is not state._sum_decay
-    assert torch.equal(state.to(dtype=torch.float32)._sum_decay, state._sum_decay)
+    kept, before = state.to(dtype=torch.float32)._now().total_decay, state._now().total_decay
+    assert kept is not before
+    assert torch.equal(kept, before)
 
 
 @pytest.mark.parametrize("kind", ["mild", "steep", "tiny", "resets", "lowest", "steep, then mild"])
@@ -434,10 +435,9 @@ def test_sizes() -> None:
         for i in range(N):
             fading.step(*at(slice(i, i + 1), None, q, k, v, decays("mild")))
     assert fading.nbytes == plain.nbytes + B * HKV * (capacity(D, DV, 2) + 1) * 8
-    held = fading._room
-    assert held is not None
-    assert held.decays is not None
-    parts = (fading._sum, fading._sum_decay, held.keys, held.values, held.decays)
+    assert fading._buffer is not None
+    held, room = fading._now(), fading._buffer._room
+    parts = (held.total, held.total_decay, room.keys, room.values, room.decays)
     assert fading.nbytes == sum(x.nbytes for x in parts if x is not None)
 
 
@@ -447,6 +447,6 @@ def test_without_decay_nothing_is_kept_for_it() -> None:
     state.update(k, v)
     with torch.no_grad():
         state.step(q[:, :, :1], k[:, :, :1], v[:, :, :1])
-    assert state._recent.decays is None
-    assert state._sum_decay is None
+    assert state._now().recent.decays is None
+    assert state._now().total_decay is None
     assert torch.equal(state.log_decay, torch.zeros(B, HKV, dtype=torch.float64))

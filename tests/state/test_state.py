@@ -147,9 +147,9 @@ def test_steps_write_beside_the_others_unless_autocast_wants_a_say(monkeypatch: 
     monkeypatch.setattr(decode, "load", lambda name: fused if name == "chunked" else object())
     with torch.no_grad():
         state.step(q, k, v)
-        address = state._recent.keys.data_ptr()
+        address = state._now().recent.keys.data_ptr()
         state.step(q, k, v)
-        assert state._recent.keys.data_ptr() == address
+        assert state._now().recent.keys.data_ptr() == address
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert state.step(q, k, v).dtype == torch.bfloat16
             assert state.read(q).dtype == torch.bfloat16

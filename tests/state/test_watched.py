@@ -1,7 +1,9 @@
 """Whoever watches a state gets to see all of it, and what was kept of it does not change."""
 
 import copy
+import pickle
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fastmax import reference_attention
-from fastmax.state import FastmaxState
+from fastmax.state import FastmaxState, decode
 from tests.support import randn
 
 B, H, D = 2, 2, 4
@@ -114,7 +116,7 @@ def test_a_graph_survives_later_steps(count: int) -> None:
 
 def test_in_place_steps_raise_the_version() -> None:
     state = filled(1)
-    buffer = state._recent.keys
+    buffer = state._now().recent.keys
     before = buffer._version
     with torch.no_grad():
         state.step(*token())
@@ -187,3 +189,50 @@ def test_no_heads_are_refused() -> None:
         FastmaxState.empty(1, 0, D)
     with pytest.raises(ValueError, match="num_kv_heads must be at least 1, got 0"):
         FastmaxState(torch.zeros(1, 0, 15, D + 1), torch.zeros(1, dtype=torch.int64), head_dim=D, **OPTIONS)
+
+
+READS: dict[str, Any] = {
+    "tokens": lambda state: state.tokens,
+    "tensor": lambda state: state.tensor,
+    "log_decay": lambda state: state.log_decay,
+    "nbytes": lambda state: state.nbytes,
+    "repr": repr,
+    "clone": lambda state: state.clone(),
+    "select": lambda state: state.select(torch.tensor([0])),
+    "state_dict": lambda state: state.state_dict(),
+    "pickle": pickle.dumps,
+    "add": lambda state: state + state,
+    "read": lambda state: state.read(torch.randn(B, H, 3, D)),
+    "read with gradients": lambda state: state.read(torch.randn(B, H, 3, D, requires_grad=True)),
+}
+
+
+@COUNTS
+@pytest.mark.parametrize("how", READS.values(), ids=READS)
+def test_reading_does_not_change_a_state(count: int, how: Any) -> None:
+    """Neither what it holds nor where: the next step writes to the same memory."""
+    state = filled(count)
+
+    def look() -> dict[str, Any]:
+        buffer = getattr(state, "_buffer", None)
+        return {**vars(state), **({} if buffer is None else {f"buffer {name}": x for name, x in vars(buffer).items()})}
+
+    before = look()
+    how(state)
+    after = look()
+    assert before.keys() == after.keys()
+    changed = [name for name, x in before.items() if after[name] is not x]
+    assert not changed
+
+
+def test_a_prepared_step_keeps_its_table_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "load", lambda _: object())
+    state = filled(40)
+    with torch.no_grad():
+        for _ in range(3):
+            state.step(*token())
+        made = Mock(wraps=torch.triu_indices)
+        monkeypatch.setattr(torch, "triu_indices", made)
+        for _ in range(5):
+            state.step(*token())
+    assert made.call_count == 0

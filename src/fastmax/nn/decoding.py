@@ -105,5 +105,5 @@ def _normalize(layer: "FastmaxAttention") -> bool | str:
     return False if layer.options.rotary else layer.options.normalize
 
 
-def _plain(scale: float | Tensor) -> Any:
+def _plain(scale: float | Tensor | None) -> Any:
     return scale.tolist() if isinstance(scale, Tensor) else scale

@@ -1,4 +1,4 @@
-"""What a FastmaxState accepts: each refusal says what was expected and what came."""
+"""Refusals of a FastmaxState: each message has what was expected and what came."""
 
 import sys
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastmax.core import MAX_ORDER
 from fastmax.features import feature_count
-from fastmax.state.recent import Recent, capacity
+from fastmax.state.recent import Recent
 
 
 def options(head_dim: int, order: int | None, normalize: bool | str | None) -> None:
@@ -25,6 +25,7 @@ def options(head_dim: int, order: int | None, normalize: bool | str | None) -> N
 
 
 def sizes(batch: int, num_kv_heads: int, value_dim: int, dtype: torch.dtype) -> None:
+    """Check the sizes and the dtype of a state."""
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"a state must be float32 or float64, the dtypes that sums are taken in, got {dtype}")
     for name, number, least in (("batch", batch, 0), ("num_kv_heads", num_kv_heads, 1), ("value_dim", value_dim, 1)):
@@ -33,7 +34,7 @@ def sizes(batch: int, num_kv_heads: int, value_dim: int, dtype: torch.dtype) -> 
 
 
 def total(tensor: Tensor, head_dim: int, order: int) -> None:
-    """A sum over keys."""
+    """Check the shape of a sum over keys."""
     features = feature_count(head_dim, order)
     if tensor.dim() != 4 or tensor.shape[2] != features or tensor.shape[3] < 2:
         raise ValueError(
@@ -43,6 +44,7 @@ def total(tensor: Tensor, head_dim: int, order: int) -> None:
 
 
 def tokens(count: Tensor, batch: int, device: torch.device) -> None:
+    """Check the number of keys of every batch element."""
     if tuple(count.shape) != (batch,) or count.dtype != torch.int64:
         raise ValueError(f"tokens must be int64 of shape ({batch},), got {count.dtype} of shape {tuple(count.shape)}")
     if count.device != device:
@@ -50,6 +52,7 @@ def tokens(count: Tensor, batch: int, device: torch.device) -> None:
 
 
 def decay_total(total: Tensor, batch: int, heads: int, device: torch.device) -> None:
+    """Check the total of log_decay of a sum."""
     if tuple(total.shape) != (batch, heads) or not total.is_floating_point() or total.device != device:
         raise ValueError(
             f"log_decay must be one total per batch element and key head, floating-point, of shape {(batch, heads)}, on "
@@ -57,45 +60,6 @@ def decay_total(total: Tensor, batch: int, heads: int, device: torch.device) -> 
         )
     if not bool(((total <= 0) & (total > -torch.inf)).all()):
         raise ValueError("log_decay must be finite and at most 0")
-
-
-def stored(
-    summed: Tensor | None, decay: Tensor | None, recent: Recent, count: Tensor, head_dim: int, order: int
-) -> None:
-    """Parts that come from elsewhere, with their values: nothing is taken for granted."""
-    keys, values = recent.keys, recent.values
-    if keys.dim() != 4 or values.dim() != 4 or keys.shape[:3] != values.shape[:3] or keys.shape[3] != head_dim:
-        raise ValueError(
-            f"recent_keys and recent_values must be of shapes (B, Hkv, n, {head_dim}) and (B, Hkv, n, Dv + 1), "
-            f"got {tuple(keys.shape)} and {tuple(values.shape)}"
-        )
-    sizes(keys.shape[0], keys.shape[1], values.shape[3] - 1, keys.dtype)
-    if summed is not None:
-        total(summed, head_dim, order)
-        if summed.shape[:2] != keys.shape[:2] or summed.shape[3] != values.shape[3]:
-            raise ValueError(
-                f"sum must fit recent_keys {tuple(keys.shape)} and recent_values {tuple(values.shape)}, "
-                f"got {tuple(summed.shape)}"
-            )
-    decays = recent.decays
-    if decays is not None and decays.shape != keys.shape[:3]:
-        raise ValueError(f"recent_decays must be of shape {tuple(keys.shape[:3])}, got {tuple(decays.shape)}")
-    if decays is not None and not bool(((decays <= 0) & (decays > -torch.inf)).all()):
-        raise ValueError("recent_decays must be finite and at most 0")
-    if decay is not None:
-        decay_total(decay, keys.shape[0], keys.shape[1], keys.device)
-    for x in (values, *(x for x in (summed, decays) if x is not None)):
-        if x.dtype != keys.dtype or x.device != keys.device:
-            raise ValueError(f"all sums must be {keys.dtype} on {keys.device}, got {x.dtype} on {x.device}")
-    most = capacity(head_dim, values.shape[3] - 1, order)
-    if recent.length > most:
-        raise ValueError(f"at most {most} tokens are recent, got {recent.length}")
-    tokens(count, keys.shape[0], keys.device)
-    ones = values[..., -1]
-    if not bool(((ones == 0) | (ones == 1)).all()):
-        raise ValueError("the last column of recent_values must be 1 where a key counts and 0 where not")
-    if bool((count < ones[:, 0].sum(-1)).any()):
-        raise ValueError(f"tokens must be at least as many as are recent, got {count.tolist()}")
 
 
 def key_mask(attn_mask: Tensor, key: Tensor) -> Tensor:
@@ -145,6 +109,7 @@ def keys(
 
 
 def queries(query: Tensor, count: int | None, recent: Recent, scale: float | Tensor) -> None:
+    """Check queries, `count` of them if they come with keys."""
     batch, heads, _, head_dim = recent.keys.shape
     _like("query", query, (batch, None, count, head_dim), recent.keys)
     if query.shape[1] % heads:
@@ -154,14 +119,21 @@ def queries(query: Tensor, count: int | None, recent: Recent, scale: float | Ten
 
 
 def same(purpose: str, expected: dict[str, Any], got: dict[str, Any]) -> None:
-    """Two descriptions of states."""
-    differ = [name for name in expected if expected[name] != got[name]]
+    """Refuse two descriptions of states that differ. None stands for what is not known yet, and fits all."""
+    known = [name for name in expected if expected[name] is not None and got[name] is not None]
+    differ = [name for name in known if expected[name] != got[name]]
     if differ:
         ours, theirs = (", ".join(f"{name}={x[name]}" for name in differ) for x in (expected, got))
         raise ValueError(f"states must agree {purpose}: expected {ours}, got {theirs}")
 
 
+def kind(scale: float | Tensor | None) -> float | str | None:
+    """Return a scale to compare, of a tensor its shape: its values may be learned."""
+    return f"tensor of shape {tuple(scale.shape)}" if isinstance(scale, Tensor) else scale
+
+
 def scale(value: float | Tensor | None, num_kv_heads: int) -> None:
+    """Check a scale, None if it is not known yet."""
     if isinstance(value, Tensor):
         if value.dim() > 1 or not value.is_floating_point():
             raise ValueError(
@@ -179,7 +151,7 @@ def scale(value: float | Tensor | None, num_kv_heads: int) -> None:
 
 
 def _like(name: str, x: Tensor, shape: tuple[int | None, ...], state: Tensor) -> None:
-    """None stands for any size."""
+    """Check shape, dtype and device. A size of None stands for any."""
     if x.dim() != len(shape) or any(want not in (None, have) for want, have in zip(shape, x.shape, strict=True)):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} must be of shape (B, heads, N, D) = ({wanted}), got {tuple(x.shape)}")

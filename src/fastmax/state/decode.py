@@ -1,7 +1,8 @@
-"""A few queries on a state: they read the sum, and see the recent tokens densely. And a step of decoding, in place."""
+"""Attention of a few queries to a sum and recent tokens, and the definition of a decoding step in place."""
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +15,33 @@ from fastmax.features import phi
 from fastmax.state.recent import Recent
 
 
-def attend(query: Tensor, total: Tensor | None, recent: Recent, *, order: int, first: int | None) -> Tensor:
-    """(B, Hq, N, D), normalized and scaled -> (B, Hq, N, Dv), zeros where there is no key.
+class Pairs(NamedTuple):
+    """The monomials of degree 2: x_i x_j for i <= j, times their weights."""
+
+    i: Tensor
+    j: Tensor
+    weights: Tensor  # 1, and sqrt(1/2) where i = j
+
+
+def make_pairs(head_dim: int, dtype: torch.dtype, device: torch.device) -> Pairs:
+    """Return the table for `monomials`. Every prepared step holds its own, so that no tensor outlives its device or mode."""
+    i, j = torch.triu_indices(head_dim, head_dim, device=device)
+    return Pairs(i, j, 1 + (0.5**0.5 - 1) * (i == j).to(dtype))
+
+
+def attend(
+    query: Tensor,
+    total: Tensor | None,
+    recent: Recent,
+    *,
+    order: int,
+    first: int | None,
+    pairs: Pairs | None = None,
+) -> Tensor:
+    """Return the attention of queries (B, Hq, N, D), normalized and scaled: (B, Hq, N, Dv), zeros where there is no key.
 
     Query n sees the recent keys up to `first` + n, or all of them if that is None. Differentiable, unless a sum of an order
-    above 2 is read.
+    above 2 is read. Without `pairs` the table is made.
     """
     batch, heads, count, head_dim = query.shape
     key_heads = recent.keys.shape[1]
@@ -33,7 +56,7 @@ def attend(query: Tensor, total: Tensor | None, recent: Recent, *, order: int, f
         weights = weights.reshape(batch, heads, count, -1).tril(first).reshape(weights.shape)
     f = weights @ recent.values
     if total is not None:
-        old = monomials(q, order) @ total
+        old = monomials(q, order, pairs) @ total
         f = f + (old if kept is None else old * kept[..., :1])
     g = f[..., -1:]
     o = torch.where(g == 0, 0, f[..., :-1] / torch.where(g == 0, 1, g))
@@ -41,9 +64,10 @@ def attend(query: Tensor, total: Tensor | None, recent: Recent, *, order: int, f
 
 
 def fading(decays: Tensor, first: int | None, count: int) -> Tensor:
-    """What queries keep of the sum and of each recent key, (B, Hkv, N, 1 + n); (B, Hkv, 1, 1 + n) if all come last.
+    """Return the factors that decays leave of the sum and of each recent key, (B, Hkv, N, 1 + n) for N queries.
 
-    The decays, (B, Hkv, n), of the tokens after a key up to the query fade it; nothing is kept of one after the query.
+    The decays, (B, Hkv, n), of the tokens after a key up to the query fade it. A key after the query has the factor 0. If
+    `first` is None, all queries come last, and the result is of shape (B, Hkv, 1, 1 + n).
     """
     c = pad(decays.to(wide(decays.device)).cumsum(2), (1, 0)).unsqueeze(2)
     if first is None:
@@ -54,14 +78,13 @@ def fading(decays: Tensor, first: int | None, count: int) -> Tensor:
     return (c[..., now].mT - c).masked_fill(later, -torch.inf).exp().to(decays.dtype)
 
 
-def monomials(x: Tensor, order: int) -> Tensor:
-    """(..., N, D) -> (..., N, F): `fastmax.features.phi` for a few tokens, differentiable and traceable up to order 2."""
+def monomials(x: Tensor, order: int, pairs: Pairs | None = None) -> Tensor:
+    """Return `fastmax.features.phi` of a few tokens, (..., N, D) -> (..., N, F). Traceable up to order 2."""
     if order > 2:
         return phi(x.mT.contiguous(), order).mT
     features = [torch.ones_like(x[..., :1]), x]
     if order == 2:
-        i, j = torch.triu_indices(x.shape[-1], x.shape[-1], device=x.device)
-        weights = 1 + (0.5**0.5 - 1) * (i == j).to(x.dtype)
+        i, j, weights = make_pairs(x.shape[-1], x.dtype, x.device) if pairs is None else pairs
         features.append(x[..., i] * x[..., j] * weights)
     return torch.cat(features, -1)
 
@@ -84,19 +107,19 @@ def prepare_step(
     scale: float,
     normalize: str,
 ) -> Step:
-    """A step of decoding on these buffers, for tokens of the very shapes, strides and dtypes of these.
+    """Return a decoding step on these buffers, for tokens of the shapes, strides and dtypes of these.
 
-    This is what a backend may offer as its own `prepare_step`, beside `can_step(device, order, head_dim, value_dim) -> bool`.
-    Nobody watches these tensors: no gradient, no tracer, no mode.
+    A backend may offer its own `prepare_step`, beside `can_step(device, order, head_dim, value_dim) -> bool`. No autograd,
+    tracer or dispatch mode is active on these tensors.
 
     Args:
         q, k, v: one token of each sequence, (B, Hq, 1, D), (B, Hkv, 1, D) and (B, Hkv, 1, Dv), of any floating dtypes.
         total: the sum over older keys, (B, Hkv, F, Dv + 1), contiguous; None if there is none.
         recent_k: (B, Hkv, R, D), contiguous, in the dtype of the sums: room for R tokens.
-        recent_u: (B, Hkv, R, Dv + 1), likewise.
-        recent_decay: (B, Hkv, R), likewise. None if nothing ever decayed.
+        recent_u: (B, Hkv, R, Dv + 1), the same.
+        recent_decay: (B, Hkv, R), the same. None if tokens do not decay.
         total_decay: (B, Hkv), contiguous, of the dtype `wide`: the total of log_decay over the keys of the sum, or None.
-        log_decay: that of the token, (B, Hkv, 1) in the dtype of the sums; None if and only if `recent_decay` is.
+        log_decay: (B, Hkv, 1) in the dtype of the sums, None if and only if `recent_decay` is.
         scale: a number; multiplies `head_scale` where there is one.
         normalize: "standardize", "rms" or "none".
 
@@ -111,7 +134,8 @@ def prepare_step(
     """
     assert (recent_decay is None) == (log_decay is None), (q.shape, k.shape, v.shape)
     room = Recent(recent_k, recent_u, recent_decay, True)
-    return partial(_step, room, total, total_decay, order, scale, normalize)
+    pairs = make_pairs(q.shape[3], recent_k.dtype, recent_k.device) if order == 2 else None
+    return partial(_step, room, total, total_decay, order, scale, normalize, pairs)
 
 
 def _step(
@@ -121,6 +145,7 @@ def _step(
     order: int,
     scale: float,
     normalize: str,
+    pairs: Pairs | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -145,7 +170,7 @@ def _step(
             values = values * kept[:, :, 1:]
             if total_decay is not None:
                 total_decay.add_(oldest.decays.sum(2, dtype=total_decay.dtype))
-        total.add_(monomials(oldest.keys, order).mT @ values)
+        total.add_(monomials(oldest.keys, order, pairs).mT @ values)
         for x in (room.keys, room.values, room.decays):
             if x is not None:
                 x[:, :, : recent_count - fold] = x[:, :, fold:recent_count].clone()
@@ -156,10 +181,11 @@ def _step(
             place.narrow(2, recent_count, 1).copy_(x)
     recent = room.split(recent_count + 1)[0]
     query = scaled_query(q, scale if head_scale is None else scale * head_scale, dtype, normalize)
-    return attend(query, total, recent, order=order, first=None).to(v.dtype)
+    return attend(query, total, recent, order=order, first=None, pairs=pairs).to(v.dtype)
 
 
 def scaled_query(query: Tensor, scale: float | Tensor, dtype: torch.dtype, normalize: str) -> Tensor:
+    """Return queries (B, Hq, N, D) as `attend` takes them. A scale of shape (Hq,) has one value per head."""
     query = normalized(query.to(dtype), normalize)
     if isinstance(scale, Tensor) and scale.dim():
         scale = scale[:, None, None]
@@ -167,7 +193,7 @@ def scaled_query(query: Tensor, scale: float | Tensor, dtype: torch.dtype, norma
 
 
 def best_step(device: torch.device, order: int, head_dim: int, value_dim: int) -> Callable[..., Step]:
-    """The `prepare_step` of the first backend that has one for such a state, else the one above."""
+    """Return the `prepare_step` of the first backend that has one for such a state, else the definition."""
     for name in NAMES:
         backend = load(name)
         can_step = getattr(backend, "can_step", None)

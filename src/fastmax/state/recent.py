@@ -1,8 +1,8 @@
-"""The youngest tokens of a state, kept beside the sum and seen densely.
+"""The youngest tokens of a state, kept beside the sum and attended to densely.
 
 In the sum over keys, terms of the size of D^2 / 2 cancel. With many keys nothing is lost by that, but with few, in fp32,
 order 2, scale 1: one key at D = 64 is off by 1.4e-4 where the dense form is off by 2e-7, 33 that are nearly equal by 2e-5.
-So no token is in a sum before there are many.
+So no token joins a sum before there are many.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from fastmax.features import feature_count
 
 
 def capacity(head_dim: int, value_dim: int, order: int) -> int:
-    """How many tokens are kept at most: as many as make half of the work and memory of the sum, from 16 to 128.
+    """Return how many tokens are kept at most: those of half the work and memory of the sum, from 16 to 128.
 
     The cancellation grows with D^2, and so must their number: 32 at D = 16, 80 at 24, 128 from 32 on. With 70 nearly equal
     keys at scale 1 and D = 64, 32 tokens leave an error of 1.4e-5, and 128 that of the dense form, 3e-6.
@@ -32,7 +32,23 @@ class Recent(NamedTuple):
     keys: Tensor  # (B, Hkv, n, D)
     values: Tensor  # (B, Hkv, n, Dv + 1)
     decays: Tensor | None  # (B, Hkv, n); None if no token of the state decays anything
-    masked: bool  # whether there may be keys that do not count
+    masked: bool  # False if all keys count
+
+    @classmethod
+    def empty(
+        cls,
+        batch: int,
+        heads: int,
+        head_dim: int,
+        value_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+    ) -> Self:
+        """Return no tokens."""
+        keys, values = (
+            torch.empty(batch, heads, 0, width, dtype=dtype, device=device) for width in (head_dim, value_dim + 1)
+        )
+        return cls(keys, values, None, masked=False)
 
     @classmethod
     def of(
@@ -45,6 +61,7 @@ class Recent(NamedTuple):
         dtype: torch.dtype,
         normalize: str,
     ) -> Self:
+        """Return the tokens of these keys and values, log_decay as it is."""
         key, values = key.to(dtype), pad(value.to(dtype), (0, 1), value=1.0)
         if key_mask is not None:
             counts = key_mask[:, None, :, None]
@@ -57,35 +74,42 @@ class Recent(NamedTuple):
 
     @property
     def attn_mask(self) -> Tensor | None:
-        """(B, 1, 1, n), True where a key counts; None if all do."""
+        """Return (B, 1, 1, n), True where a key counts; None if all do."""
         return (self.values[:, :1, :, -1] != 0).unsqueeze(2) if self.masked else None
 
     def all_decays(self) -> Tensor:
-        """(B, Hkv, n), zeros where there are none."""
+        """Return the decays, (B, Hkv, n), zeros where there are none."""
         return self.keys.new_zeros(self.keys.shape[:3]) if self.decays is None else self.decays
 
     def then(self, other: "Recent") -> "Recent":
-        decaying = self.decays is not None or other.decays is not None
+        """Return these tokens followed by others. All decay or none, unless these are none."""
         return Recent(
             torch.cat((self.keys, other.keys), 2),
             torch.cat((self.values, other.values), 2),
-            torch.cat((self.all_decays(), other.all_decays()), 2) if decaying else None,
+            None if other.decays is None else torch.cat((self.all_decays(), other.decays), 2),
             self.masked or other.masked,
         )
 
     def then_hidden(self, count: int) -> "Recent":
-        """And so many keys that do not count: places for queries that come after all others."""
+        """Return these tokens and `count` keys that do not count: places for queries that come after all keys."""
         keys, values = (pad(x, (0, 0, 0, count)) for x in (self.keys, self.values))
         return Recent(keys, values, None if self.decays is None else pad(self.decays, (0, count)), True)
 
     def map(self, f: Callable[[Tensor], Tensor]) -> "Recent":
+        """Return the tokens with `f` applied to every tensor."""
         decays = None if self.decays is None else f(self.decays)
         return Recent(f(self.keys), f(self.values), decays, self.masked)
 
-    def copy(self) -> "Recent":
-        """Contiguous, and keeping nothing else alive."""
-        return self.map(lambda x: x.clone(memory_format=torch.contiguous_format))
-
     def split(self, at: int) -> "tuple[Recent, Recent]":
-        """The `at` oldest, and the rest."""
+        """Return views of the `at` oldest tokens and of the rest."""
         return self.map(lambda x: x[:, :, :at]), self.map(lambda x: x[:, :, at:])
+
+    def with_room(self, size: int) -> "Recent":
+        """Return contiguous buffers of `size` tokens that begin with these. The rest is not initialized."""
+
+        def widened(x: Tensor) -> Tensor:
+            buffer = x.new_empty(*x.shape[:2], size, *x.shape[3:])
+            buffer[:, :, : x.shape[2]] = x
+            return buffer
+
+        return self.map(widened)

@@ -1,4 +1,4 @@
-"""FastmaxState: the running sum over keys, all that decoding has to remember, of constant size."""
+"""FastmaxState: the running sum over keys for decoding, of constant size."""
 
 from collections.abc import Callable
 from os import PathLike
@@ -8,27 +8,29 @@ import torch
 from torch import Tensor
 
 from fastmax import validation
+from fastmax._torch_private import unwatched
 from fastmax.api import fastmax_attention
 from fastmax.call import Options, RunningState, accumulation_dtype, normalization
 from fastmax.core import default_scale
 from fastmax.decay import wide
 from fastmax.features import feature_count
 from fastmax.state import checks, file
-from fastmax.state.memory import Memory, Parts
+from fastmax.state.buffer import DecodingBuffer
+from fastmax.state.contents import Contents, Weighting
 from fastmax.state.recent import Recent, capacity
 
 
-class FastmaxState(Memory, RunningState):
-    """What attention needs of all the keys so far, and how many they were: a sum over the older ones, and the youngest.
+class FastmaxState(RunningState):
+    """All that attention needs of the keys so far: a sum over the older ones, the youngest beside it, and their number.
 
-    `update`, `step` and `load_state_dict` change a state; everything else leaves it alone and returns something new, which
-    shares no memory with it. With grad enabled, gradients flow from any output back through every step. With grad disabled
-    nothing is kept.
+    `update`, `step`, `load_state_dict` and `fastmax_attention(..., state=)` change a state. All else leaves it alone and
+    returns something new, which shares no memory with it. With grad enabled, gradients flow from any output back through
+    every step. With grad disabled no graph is kept.
 
-    Memory: `nbytes`, of which B * Hkv * F * (Dv + 1) * itemsize are the sum's, F = C(D + order, order). Where that beats a
-    cache of keys and values `break_even` tells.
+    Memory: `nbytes`, of which B * Hkv * F * (Dv + 1) * itemsize are the sum's, F = C(D + order, order). `break_even` returns
+    the length from which a cache of keys and values takes more.
 
-    `empty` makes one without keys. This constructor goes on from a sum that `fastmax_attention` returned:
+    `empty` makes a state without keys. This constructor goes on from a sum that `fastmax_attention` returned:
 
     Args:
         tensor: (B, Hkv, F, Dv + 1), fp32 or fp64: the sum over keys. It is copied.
@@ -40,6 +42,18 @@ class FastmaxState(Memory, RunningState):
             not copied: it may be learned.
         log_decay: (B, Hkv): the total of log_decay over those keys. Required if and only if they decay.
     """
+
+    batch: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    order: int | None  # None until it is known, like the next two
+    scale: float | Tensor | None
+    normalize: bool | str | None
+    _contents: Contents | None  # None while a buffer holds them
+    _buffer: DecodingBuffer | None
 
     def __init__(
         self,
@@ -60,25 +74,9 @@ class FastmaxState(Memory, RunningState):
         if log_decay is not None:
             checks.decay_total(log_decay, batch, heads, tensor.device)
             log_decay = log_decay.to(wide(tensor.device), copy=True)
+        recent = Recent.empty(batch, heads, head_dim, columns - 1, tensor.dtype, tensor.device)
         total = tensor.clone(memory_format=torch.contiguous_format)
-        parts = total, log_decay, _nothing(batch, heads, head_dim, columns, tensor.dtype, tensor.device)
-        self._set(parts, tokens.clone(), head_dim, order, scale, normalize)
-
-    def _set(
-        self,
-        parts: Parts,
-        tokens: Tensor,
-        head_dim: int,
-        order: int | None,
-        scale: float | Tensor | None,
-        normalize: bool | str | None,
-    ) -> Self:
-        checks.scale(scale, parts[2].keys.shape[1])
-        self._go_on(parts, tokens)
-        self.head_dim = head_dim
-        # None until they are known, which `_need` checks
-        self.order, self.scale, self.normalize = order, scale, normalize  # type: ignore[assignment]
-        return self
+        self._set(Contents(total, log_decay, recent, tokens.clone()), order, scale, normalize)
 
     @classmethod
     def empty(
@@ -109,37 +107,41 @@ class FastmaxState(Memory, RunningState):
             normalize: True, "rms" or False, as in `fastmax_attention`.
             dtype: of the sums, fp32 or fp64.
             device: where they are.
+
+        Example:
+            >>> state = FastmaxState.empty(1, 4, 32)
+            >>> q, k, v = (torch.randn(1, 4, 1, 32) for _ in range(3))
+            >>> fastmax_attention(q, k, v, is_causal=True, state=state).shape
+            torch.Size([1, 4, 1, 32])
         """
         value_dim = head_dim if value_dim is None else value_dim
         checks.options(head_dim, order, normalize)
         checks.sizes(batch, num_kv_heads, value_dim, dtype)
-        nothing = _nothing(batch, num_kv_heads, head_dim, value_dim + 1, dtype, device)
+        recent = Recent.empty(batch, num_kv_heads, head_dim, value_dim, dtype, device)
         tokens = torch.zeros(batch, dtype=torch.int64, device=device)
-        return cls.__new__(cls)._set((None, None, nothing), tokens, head_dim, order, scale, normalize)
+        return cls._of(Contents(None, None, recent, tokens), order, scale, normalize)
 
     def update(
         self, key: Tensor, value: Tensor, key_mask: Tensor | None = None, log_decay: Tensor | None = None
     ) -> None:
-        """Add keys (B, Hkv, N, D) and values (B, Hkv, N, Dv); of those where `key_mask` (B, N) is False, nothing.
+        """Add keys (B, Hkv, N, D) and values (B, Hkv, N, Dv), except those where `key_mask` (B, N) is False.
 
         `log_decay`, <= 0, broadcastable to (B, Hkv, N), is that of `fastmax_attention`: each token fades all that came
         before it by exp(log_decay). A key that the mask hides fades nothing.
         """
-        self._need("order", "scale", "normalize")
-        checks.keys(key, value, key_mask, log_decay, self._recent, self.decays)
-        log_decay = self._decays(log_decay, key, key_mask)
-        parts, _ = self._extended(self._tokens(key, value, key_mask, log_decay))
-        self._go_on(parts, self._counted(key, key_mask))
+        weighting, contents = self._weighting, self._now()
+        checks.keys(key, value, key_mask, log_decay, contents.recent, contents.decays)
+        new = contents.new_tokens(key, value, key_mask, log_decay, weighting)
+        self._replace(self._take().extended(new, _count(key, key_mask), weighting)[0])
 
     def read(self, query: Tensor) -> Tensor:
-        """What queries (B, Hq, N, D) get from all keys so far: (B, Hq, N, Dv), zeros if there are none.
+        """Return what queries (B, Hq, N, D) get from all keys so far: (B, Hq, N, Dv), zeros if there are none.
 
-        Where tokens decay, the queries come at the last one: it fades what was before it, and nothing after it does.
+        If tokens decay, the queries stand at the last token: it fades what was before it, and nothing fades after it.
         """
-        self._need("order", "scale", "normalize")
-        checks.queries(query, None, self._recent, self.scale)
-        o = self._see(query, self._sum, self._shown(query), None)
-        return o.to(self._autocast_dtype() or query.dtype)
+        weighting, contents = self._weighting, self._peek(query)
+        checks.queries(query, None, contents.recent, weighting.scale)
+        return contents.attend(query, None, weighting).to(contents.autocast_dtype() or query.dtype)
 
     def step(
         self,
@@ -149,27 +151,28 @@ class FastmaxState(Memory, RunningState):
         key_mask: Tensor | None = None,
         log_decay: Tensor | None = None,
     ) -> Tensor:
-        """Decode one token, or a few: add their keys and values as `update` does; each query sees all up to and with its own.
+        """Decode one token or a few: add them as `update` does, and let each query see all keys up to and with its token.
 
         (B, Hq, N, D), (B, Hkv, N, D) and (B, Hkv, N, Dv) -> (B, Hq, N, Dv).
         """
-        if key_mask is None:
-            o = self._again(query, key, value, log_decay)
-            if o is not None:
-                return o
-        self._need("order", "scale", "normalize")
-        checks.keys(key, value, key_mask, log_decay, self._recent, self.decays)
-        checks.queries(query, key.shape[2], self._recent, self.scale)
+        if self._buffer is not None and key_mask is None:
+            repeated = self._buffer.repeated_step(query, key, value, log_decay, self.scale)
+            if repeated is not None:
+                return repeated
+        weighting, contents = self._weighting, self._now()
+        checks.keys(key, value, key_mask, log_decay, contents.recent, contents.decays)
+        checks.queries(query, key.shape[2], contents.recent, weighting.scale)
         if query.shape[2] == 1 and self._may_step_in_place(query, key, value, key_mask, log_decay):
-            return self._step_in_place(query, key, value, key_mask, log_decay)
-        log_decay = self._decays(log_decay, key, key_mask)
-        tokens = self._counted(key, key_mask)
-        parts, early = self._extended(self._tokens(key, value, key_mask, log_decay), query)
-        total, _, recent = parts
+            buffer = self._buffer_with_room(weighting.order, decaying=log_decay is not None)
+            output = buffer.step(query, key, value, key_mask, log_decay, weighting)
+            self._contents, self._buffer = None, buffer
+            return output
+        new = contents.new_tokens(key, value, key_mask, log_decay, weighting)
+        contents, early = self._take().extended(new, _count(key, key_mask), weighting, query)
         late = query if early is None else query[:, :, early.shape[2] :]
-        o = self._see(late, total, recent, recent.length - late.shape[2])
-        self._go_on(parts, tokens)
-        return (o if early is None else torch.cat((early, o), 2)).to(self._autocast_dtype() or value.dtype)
+        o = contents.attend(late, contents.recent.length - late.shape[2], weighting)
+        self._replace(contents)
+        return (o if early is None else torch.cat((early, o), 2)).to(contents.autocast_dtype() or value.dtype)
 
     def attend(
         self,
@@ -194,19 +197,24 @@ class FastmaxState(Memory, RunningState):
             raise ValueError(
                 f"a state picks the backends of its steps: backend must be 'auto', got {options.backend!r}"
             )
-        if attn_mask is None and not options.dropout_p and self._has(options, scale):
-            o = self._again(query, key, value, log_decay)
-            if o is not None:
-                return o
+        is_plain = attn_mask is None and not options.dropout_p
+        if self._buffer is not None and is_plain and self._has(options, scale):
+            repeated = self._buffer.repeated_step(query, key, value, log_decay, self.scale)
+            if repeated is not None:
+                return repeated
         validation.attention(query, key, value, attn_mask, scale, log_decay, None, options)
-        scaled = default_scale(options.order, self.head_dim) if scale is None else scale
-        called = {"order": options.order, "scale": _kind(scaled), "normalize": _given(options.normalize)}
-        ours = {"order": self.order, "scale": _kind(self.scale), "normalize": self.normalize}
-        checks.same("with the calls that they are given to", *_known_to_both(ours, called))
+        scale = default_scale(options.order, self.head_dim) if scale is None else scale
+        normalize = _given(options.normalize)
+        expected = {"order": self.order, "scale": checks.kind(self.scale), "normalize": self.normalize}
+        got = {"order": options.order, "scale": checks.kind(scale), "normalize": normalize}
+        checks.same("with the calls that they are given to", expected, got)
         key_mask = None if attn_mask is None else checks.key_mask(attn_mask, key)
-        checks.keys(key, value, key_mask, log_decay, self._recent, self.decays)
-        checks.queries(query, key.shape[2], self._recent, scaled)
-        self.order, self.scale, self.normalize = options.order, scaled, _given(options.normalize)
+        contents = self._now()
+        checks.keys(key, value, key_mask, log_decay, contents.recent, contents.decays)
+        checks.queries(query, key.shape[2], contents.recent, scale)
+        if self.scale is None or isinstance(scale, Tensor):  # a prepared step knows its number by identity
+            self.scale = scale
+        self.order, self.normalize = options.order, normalize
         if not options.dropout_p:
             return self.step(query, key, value, key_mask, log_decay)
         # Terms of these queries and keys are dropped, but the state keeps whole keys.
@@ -219,8 +227,8 @@ class FastmaxState(Memory, RunningState):
             options.dropout_p,
             True,
             order=options.order,
-            scale=scaled,
-            normalize=self.normalize,
+            scale=scale,
+            normalize=normalize,
             log_decay=log_decay,
             enable_gqa=options.enable_gqa,
             initial_state=before,
@@ -230,33 +238,27 @@ class FastmaxState(Memory, RunningState):
         return o
 
     def __add__(self, other: "FastmaxState") -> "FastmaxState":
-        """The state after the keys of both. It is a sum, so that their order does not matter, unless tokens decay.
+        """Return the state after the keys of both. Their order does not matter, unless tokens decay.
 
         Then `other` is the younger one, and its tokens fade this one: by the exp of its `log_decay` in all.
         """
         if not isinstance(other, FastmaxState):
             return NotImplemented
-        checks.same("to be added", *_known_to_both(self._describe(), other._describe()))
-        both = self.clone()
-        for name in ("order", "scale", "normalize"):
-            if getattr(both, name) is None:
-                setattr(both, name, getattr(other, name))
-        if self.decays is None and other.decays is None:
-            return both
-        if other._sum is not None:
-            if both._decaying or other._decaying:
-                both._fold_and_fade(other._sum_decay)
-            both._sum = other._sum.clone() if both._sum is None else both._sum + other._sum
-        parts, _ = both._extended(other._shown())
-        both._go_on(parts, self.tokens + other.tokens)
-        return both
+        checks.same("to be added", self._describe(), other._describe())
+        order, scale, normalize = (
+            getattr(other if getattr(self, name) is None else self, name) for name in ("order", "scale", "normalize")
+        )
+        contents, younger = self._peek().map(Tensor.clone), other._peek()
+        if younger.decays is not None:
+            contents = contents.added(younger, order)
+        return FastmaxState._of(contents, order, scale, normalize)
 
     def select(self, index: Tensor) -> "FastmaxState":
-        """The batch elements at `index`, (n,): any number of them, in any order, repeated at will."""
+        """Return the batch elements at `index`, (n,): any number of them, in any order, repeated or not."""
         return self._map(lambda x: x.index_select(0, index))
 
     def reorder(self, index: Tensor) -> "FastmaxState":
-        """`select` of as many as there are: each beam goes on from the state of beam index[i]."""
+        """Return a state of the same batch in which beam i goes on from the state of beam index[i]."""
         if tuple(index.shape) != (self.batch,):
             raise ValueError(
                 f"index must have one entry per batch element, shape ({self.batch},), got {tuple(index.shape)}"
@@ -264,47 +266,68 @@ class FastmaxState(Memory, RunningState):
         return self.select(index)
 
     def repeat_interleave(self, repeats: int) -> "FastmaxState":
-        """Each batch element `repeats` times in a row, to start a beam search from."""
+        """Return each batch element `repeats` times in a row, to start a beam search from."""
         return self._map(lambda x: x.repeat_interleave(repeats, 0))
 
     def clone(self) -> "FastmaxState":
+        """Return a copy, through which gradients flow."""
         return self._map(Tensor.clone)
 
     __copy__ = clone
 
     def detach(self) -> "FastmaxState":
-        """A copy from which no gradient flows back."""
+        """Return a copy from which no gradient flows back."""
         return self._map(lambda x: x.detach().clone())
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "FastmaxState":
-        """A copy on another device or in another dtype, fp32 or fp64."""
+        """Return a copy on another device or in another dtype, fp32 or fp64."""
         checks.sizes(self.batch, self.num_kv_heads, self.value_dim, dtype or self.dtype)
-        state = self._map(lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None, copy=True))
-        if isinstance(self.scale, Tensor):
-            state.scale = self.scale.to(device=device)
-        if self._sum_decay is not None:
-            state._sum_decay = self._sum_decay.to(state.device, wide(state.device), copy=True)
-        return state
+        contents = self._peek().map(
+            lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None, copy=True)
+        )
+        before = self._now().total_decay
+        if before is not None:  # which keeps its dtype
+            contents = contents._replace(total_decay=before.to(contents.device, wide(contents.device), copy=True))
+        scale = self.scale.to(device=device) if isinstance(self.scale, Tensor) else self.scale
+        return FastmaxState._of(contents, self.order, scale, self.normalize)
+
+    @property
+    def tokens(self) -> Tensor:
+        """Return how many keys there are, (B,), int64, those that a mask hides not counted."""
+        return self._now().tokens if self._buffer is None else self._buffer.tokens
 
     @property
     def tensor(self) -> Tensor:
-        """The sum over all keys, (B, Hkv, F, Dv + 1), a copy: what `fastmax_attention` takes as `initial_state`.
+        """Return the sum over all keys, (B, Hkv, F, Dv + 1), a copy: the `initial_state` of `fastmax_attention`.
 
         Faded up to the last token, if tokens decay.
         """
         self._need("order")
-        recent = self._shown()
-        if recent.length:
-            return self._folded(recent)
-        return self._zeros() if self._sum is None else self._sum.clone()
+        assert self.order is not None
+        return self._peek().whole_sum(self.order)
+
+    @property
+    def decays(self) -> bool | None:
+        """Return True if the tokens have a log_decay, False if they have none, None if there are no tokens yet."""
+        return self._now().decays
+
+    @property
+    def log_decay(self) -> Tensor:
+        """Return the total of log_decay over all tokens, (B, Hkv), by which all that came before them has faded.
+
+        Of each token at most `fastmax.decay.STRONGEST` counts, from which on exp is 0.
+        """
+        return self._now().log_decay
 
     @property
     def nbytes(self) -> int:
         """Upper bound in bytes, reached after about 100 tokens."""
         self._need("order")
+        assert self.order is not None
         per_head = _numbers(self.head_dim, self.value_dim, self.order) * self.dtype.itemsize
         if self.decays:
-            per_head += self._capacity * self.dtype.itemsize + wide(self.device).itemsize
+            room = capacity(self.head_dim, self.value_dim, self.order)
+            per_head += room * self.dtype.itemsize + wide(self.device).itemsize
         return self.batch * self.num_kv_heads * per_head
 
     @staticmethod
@@ -316,7 +339,7 @@ class FastmaxState(Memory, RunningState):
         dtype: torch.dtype = torch.float32,
         cache_dtype: torch.dtype = torch.float32,
     ) -> int:
-        """The least number of tokens whose keys and values, in `cache_dtype`, take more memory than a state in `dtype`.
+        """Return from how many tokens on keys and values, in `cache_dtype`, take more memory than a state in `dtype`.
 
         1219 for D = Dv = 64, order 2, all in fp32; 2437 beside a cache in bf16. Time breaks even at about the same place, as
         both are bound by memory: measured for eight heads of 64 between 1,024 and 2,048 tokens (docs/performance.md).
@@ -326,79 +349,137 @@ class FastmaxState(Memory, RunningState):
         return state // ((head_dim + value_dim) * cache_dtype.itemsize) + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """A detached copy of everything, for torch.save and `load_state_dict`.
+        """Return a detached copy of everything, for torch.save and `load_state_dict`.
 
         The sum has no rows while it is empty; the decays are of shape (0,) where no token decays.
         """
-        self._need("order", "scale", "normalize")
-        now = self.detach()
-        return {
-            "version": file.VERSION,
-            "order": self.order,
-            "head_dim": self.head_dim,
-            "value_dim": self.value_dim,
-            "normalize": self.normalize,
-            "scale": self.scale.detach().clone() if isinstance(self.scale, Tensor) else self.scale,
-            "sum": self._zeros(rows=0) if now._sum is None else now._sum,
-            "sum_decay": now.tokens.new_empty(0, dtype=self.dtype) if now._sum_decay is None else now._sum_decay,
-            "recent_keys": now._recent.keys,
-            "recent_values": now._recent.values,
-            "recent_decays": now.tokens.new_empty(0, dtype=self.dtype)
-            if now._recent.decays is None
-            else now._recent.decays,
-            "tokens": now.tokens,
-        }
+        return file.entries(self._peek(), self._weighting)
 
     @classmethod
     def from_state_dict(cls, state_dict: dict[str, Any]) -> Self:
-        """The inverse of `state_dict`; a copy."""
-        entries = file.checked(state_dict)
-        head_dim, order, normalize = entries["head_dim"], entries["order"], entries["normalize"]
-        checks.options(head_dim, order, normalize)
-        tensors = (entries[name].clone() for name in file.TENSORS)
-        total, decay, keys, values, decays, tokens = tensors
-        masked = bool((values[..., -1:] == 0).any())
-        recent = Recent(keys, values, None if decays.shape == (0,) else decays, masked)
-        parts = total if total.shape[2] else None, None if decay.shape == (0,) else decay, recent
-        checks.stored(*parts, tokens, head_dim, order)
-        scale = entries["scale"].clone() if isinstance(entries["scale"], Tensor) else entries["scale"]
-        return cls.__new__(cls)._set(parts, tokens, head_dim, order, scale, normalize)
+        """Return a copy of the state that `state_dict` describes."""
+        contents, weighting = file.contents(state_dict)
+        return cls._of(contents, *weighting)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a copy of that state, on this one's device. Only the batch may differ."""
+        """Go on from a copy of that state, on this one's device. Only the batch and the decays may differ."""
         state = FastmaxState.from_state_dict(state_dict).to(self.device)
-        ours = self._describe()
-        ours["batch"], ours["decays"] = state.batch, state.decays
-        checks.same("to be loaded", *_known_to_both(ours, state._describe()))
-        self.order, self.normalize = state.order, state.normalize
-        self.scale = state.scale if self.scale is None else self.scale
-        self._go_on(state._parts, state.tokens)
+        expected = {**self._describe(), "batch": state.batch, "decays": state.decays}
+        checks.same("to be loaded", expected, state._describe())
+        self._set(state._peek(), state.order, state.scale if self.scale is None else self.scale, state.normalize)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """To a safetensors file (needs the extra "hf"), atomically: a reader finds the old file or the new one, whole."""
+        """Write a safetensors file (needs the extra "hf"), atomically: a reader finds the old file or the new one, whole."""
         file.save(self.state_dict(), path)
 
     @classmethod
     def load(cls, path: str | PathLike[str], device: torch.device | str = "cpu") -> Self:
-        """From a file that `save` wrote; ValueError if it is not one, or not whole."""
+        """Return the state in a file that `save` wrote; ValueError if it holds anything else, or is not whole."""
         try:
             return cls.from_state_dict(file.load(path, device))
         except ValueError as error:
             raise ValueError(f"{path} does not hold a FastmaxState: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copies: without spare room. A shallow one shares the sum, so neither may change it in place."""
-        self._owned, tokens = False, self.tokens
-        kept = {"_seen": self._recent.copy(), "_counted_tokens": tokens, "_uncounted": 0, "_room": None, "_ready": None}
-        return {**self.__dict__, **kept}
+        """Return what pickle and copies keep: the contents, without a decoding buffer."""
+        contents = self._now() if self._buffer is None else self._buffer.snapshot()
+        recent = contents.recent.map(lambda x: x.clone(memory_format=torch.contiguous_format))  # not the room around it
+        return {**self.__dict__, "_contents": contents._replace(recent=recent), "_buffer": None}
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self._describe().items())
         nbytes = None if self.order is None else self.nbytes
         return f"FastmaxState({options}, device={self.device}, nbytes={nbytes})"
 
+    @classmethod
+    def _of(
+        cls, contents: Contents, order: int | None, scale: float | Tensor | None, normalize: bool | str | None
+    ) -> Self:
+        """Return a state that owns these contents."""
+        state = cls.__new__(cls)
+        state._set(contents, order, scale, normalize)
+        return state
+
+    def _set(
+        self, contents: Contents, order: int | None, scale: float | Tensor | None, normalize: bool | str | None
+    ) -> None:
+        keys = contents.recent.keys
+        checks.scale(scale, keys.shape[1])
+        self.batch, self.num_kv_heads, _, self.head_dim = keys.shape
+        self.value_dim, self.dtype, self.device = contents.value_dim, keys.dtype, keys.device
+        self.order, self.scale, self.normalize = order, scale, normalize
+        self._replace(contents)
+
+    def _replace(self, contents: Contents) -> None:
+        self._contents, self._buffer = contents, None
+
+    def _now(self) -> Contents:
+        """Return the contents, for a look that keeps no tensor of them."""
+        if self._buffer is not None:
+            return self._buffer.contents()
+        assert self._contents is not None
+        return self._contents
+
+    def _peek(self, *others: Tensor) -> Contents:
+        """Return the contents for use with these tensors before the next step. A graph may keep them for later."""
+        contents = self._now()
+        scale = (self.scale,) if isinstance(self.scale, Tensor) else ()
+        if self._buffer is None or unwatched(*others, *scale, *contents.tensors):
+            return contents
+        return self._buffer.snapshot()
+
+    def _take(self) -> Contents:
+        """Return the contents and drop the buffer that may hold them, so that no step writes to them."""
+        contents = self._now()
+        self._replace(contents)
+        return contents
+
+    def _buffer_with_room(self, order: int, *, decaying: bool) -> DecodingBuffer:
+        """Return the buffer of this state, or another with its contents if that one cannot take a token."""
+        buffer = self._buffer
+        if buffer is None or not buffer.is_usable:
+            buffer = DecodingBuffer(self._now(), order, decaying=decaying)
+        if not buffer.has_room:
+            size = capacity(self.head_dim, self.value_dim, order)
+            contents = buffer.contents().with_oldest_in_sum(size + 1 - size // 2, order)
+            buffer = DecodingBuffer(contents, order, decaying=decaying)
+        return buffer
+
+    def _may_step_in_place(self, *given: Tensor | None) -> bool:
+        tensors = [*given, self.scale, *self._now().tensors]
+        watched = not unwatched(*[x for x in tensors if isinstance(x, Tensor)])
+        return not watched and not torch.is_autocast_enabled(self.device.type)
+
+    def _map(self, f: Callable[[Tensor], Tensor]) -> "FastmaxState":
+        """Return a state of the same options with these tensors, which must be new."""
+        return FastmaxState._of(self._peek().map(f), self.order, self.scale, self.normalize)
+
+    @property
+    def _weighting(self) -> Weighting:
+        """Return the options. A default for one that is not known yet could differ from that of training."""
+        self._need("order", "scale", "normalize")
+        return Weighting(self.order, self.scale, self.normalize)  # type: ignore[arg-type]
+
+    def _need(self, *names: str) -> None:
+        missing = " and ".join(name for name in names if getattr(self, name) is None)
+        if missing:
+            raise ValueError(
+                f"this state has no {missing} yet: give the first tokens to fastmax_attention(..., state=state), which "
+                f"states the options once, or pass {missing} when you create the state"
+            )
+
+    def _has(self, options: Options, scale: float | Tensor | None) -> bool:
+        """Return True if the options of the state are known and equal to these."""
+        if self.order != options.order or self.normalize is None:
+            return False
+        if normalization(self.normalize) != options.normalize:
+            return False
+        if isinstance(scale, Tensor) or isinstance(self.scale, Tensor):
+            return scale is self.scale
+        return self.scale == (default_scale(options.order, self.head_dim) if scale is None else scale)
+
     def _describe(self) -> dict[str, Any]:
-        """Return what two states must have in common to be added."""
+        """Return what two states must have in common to be added, None where it is not known."""
         return {
             "batch": self.batch,
             "num_kv_heads": self.num_kv_heads,
@@ -411,38 +492,10 @@ class FastmaxState(Memory, RunningState):
             "dtype": self.dtype,
         }
 
-    def _has(self, options: Options, scale: float | Tensor | None) -> bool:
-        """Return True if the options of the state are known and equal to these."""
-        if self.order != options.order or normalization(self.normalize) != options.normalize:
-            return False
-        if isinstance(scale, Tensor) or isinstance(self.scale, Tensor):
-            return scale is self.scale
-        return self.scale == (default_scale(self.order, self.head_dim) if scale is None else scale)
 
-    def _need(self, *names: str) -> None:
-        """Refuse a use of options that are not known yet. A default could differ from those of training."""
-        missing = " and ".join(name for name in names if getattr(self, name) is None)
-        if missing:
-            raise ValueError(
-                f"this state has no {missing} yet: give the first tokens to fastmax_attention(..., state=state), which "
-                f"states the options once, or pass {missing} when you create the state"
-            )
-
-    def _map(self, f: Callable[[Tensor], Tensor]) -> "FastmaxState":
-        """Of the same options, with these tensors, which must be new."""
-        recent = self._shown()
-        total, decay = (None if x is None else f(x) for x in (self._sum, self._sum_decay))
-        parts = total, decay, recent.map(f)
-        return FastmaxState.__new__(FastmaxState)._set(
-            parts, f(self.tokens), self.head_dim, self.order, self.scale, self.normalize
-        )
-
-    def _counted(self, key: Tensor, key_mask: Tensor | None) -> Tensor:
-        return self.tokens + (key.shape[2] if key_mask is None else key_mask.sum(-1))
-
-    def _go_on(self, parts: Parts, tokens: Tensor) -> None:
-        self._sum, self._sum_decay, self._recent = parts
-        self._room, self._owned, self.tokens = None, False, tokens
+def _count(key: Tensor, key_mask: Tensor | None) -> Tensor | int:
+    """Return how many keys count, per batch element if they differ."""
+    return key.shape[2] if key_mask is None else key_mask.sum(-1)
 
 
 def _given(normalize: str) -> bool | str:
@@ -450,26 +503,7 @@ def _given(normalize: str) -> bool | str:
     return {"standardize": True, "none": False}.get(normalize, normalize)
 
 
-def _kind(scale: float | Tensor | None) -> float | str | None:
-    """Describe a scale, of a tensor its shape: its values may be learned."""
-    return f"tensor of shape {tuple(scale.shape)}" if isinstance(scale, Tensor) else scale
-
-
-def _known_to_both(a: dict[str, Any], b: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Drop what either does not know yet."""
-    names = [name for name in a if a[name] is not None and b[name] is not None]
-    return {name: a[name] for name in names}, {name: b[name] for name in names}
-
-
-def _nothing(
-    batch: int, heads: int, head_dim: int, columns: int, dtype: torch.dtype, device: torch.device | str | None
-) -> Recent:
-    """No recent tokens."""
-    keys, values = (torch.empty(batch, heads, 0, n, dtype=dtype, device=device) for n in (head_dim, columns))
-    return Recent(keys, values, None, masked=False)
-
-
 def _numbers(head_dim: int, value_dim: int, order: int) -> int:
-    """How many numbers a state has per head: those of the sum, and of the tokens beside it."""
+    """Return how many numbers a state has per head: those of the sum, and of the tokens beside it."""
     total = feature_count(head_dim, order) * (value_dim + 1)
     return total + capacity(head_dim, value_dim, order) * (head_dim + value_dim + 1)

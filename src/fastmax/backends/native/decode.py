@@ -76,7 +76,7 @@ class PreparedStep:
         recent_count: int,
         fold: int,
     ) -> Tensor:
-        """As `fastmax.state.decode.step` says."""
+        """Take the step that `fastmax.state.decode.prepare_step` defines."""
         o = torch.empty(self._shape, dtype=self._dtype, device="cpu")
         if not self._contiguous:
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()

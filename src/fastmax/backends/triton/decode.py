@@ -1,4 +1,4 @@
-"""A step of decoding by kernels, on the buffers of a state; `fastmax.state.decode.prepare_step` says what it does."""
+"""A step of decoding by kernels, on the buffers of a state; `fastmax.state.decode.prepare_step` defines it."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
