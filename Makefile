@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# An editable install knows the files that there were: its stamp carries a sum over their names.
+# An editable install knows the files that there were: its stamp carries a sum over their names. It compiles the kernel for this
+# machine alone; `make package` compiles and tests all levels.
 FILES := $(shell find src lab/src -name '*.py' | sort | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/.installed-$(FILES)
 NATIVE := CMakeLists.txt $(shell find native -type f)
@@ -57,9 +58,9 @@ format: $(STAMP)
 docs: $(STAMP)  ## the documentation into site/, without network; a broken link, anchor or reference ends it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-package: $(STAMP)  ## the source distribution, the wheel made of it, and both tried in environments of their own; they are in dist/
+package: $(STAMP)  ## the source distribution, the wheel made of it, and both tried in environments of their own, the kernel at every level; they are in dist/
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist/built .
+	$(BIN)/python -m build --config-setting cmake.define.FASTMAX_LEVELS=all --outdir dist/built .
 	$(BIN)/python tools/repair_wheel.py dist/built dist
 	$(BIN)/python -m pytest --numprocesses 0 --wheel "$$(ls dist/*.whl)" -m packaged tests/packaging
 

@@ -1,62 +1,38 @@
 // The exported functions: describes the boundary, and hands calls to the kernels of a level that this processor runs.
 #include "api.h"
+#include "levels.h"
+#include "levels_built.h"  // made by CMake: FM_LEVELS_BUILT(X) is X(name) for each level in this library, the best first
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
 #define FM_EXPORT extern "C" __attribute__((visibility("default")))
-#define FM_DECLARE(level)         \
-  namespace level {               \
-  extern const FmKernels kernels; \
+
+#define FM_DECLARE(level)           \
+  namespace level_##level {         \
+    extern const FmKernels kernels; \
   }
+FM_LEVELS_BUILT(FM_DECLARE)
 
 namespace {
-struct Level {
-  const char* name;
-  bool runs;
+struct BuiltLevel {
+  FmLevel level;
   const FmKernels* kernels;
 };
 }  // namespace
 
-#if defined(__x86_64__)
-#if defined(FM_HAS_V4_BF16)
-FM_DECLARE(level_v4_bf16)
-#endif
-FM_DECLARE(level_v4)
-FM_DECLARE(level_v3)
-FM_DECLARE(level_v2)
-#endif
-FM_DECLARE(level_generic)
-
-static const Level* levels(int64_t* count) {
-#if defined(__x86_64__)
-  static const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                         __builtin_cpu_supports("avx512cd");
-  static const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-                         __builtin_cpu_supports("f16c");
-  static const bool v2 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt");
-  static const Level all[] = {
-#if defined(FM_HAS_V4_BF16)
-      {"x86-64-v4-bf16", v4 && v3 && v2 && __builtin_cpu_supports("avx512bf16"), &level_v4_bf16::kernels},
-#endif
-      {"x86-64-v4", v4 && v3 && v2, &level_v4::kernels},
-      {"x86-64-v3", v3 && v2, &level_v3::kernels},
-      {"x86-64-v2", v2, &level_v2::kernels},
-      {"generic", true, &level_generic::kernels},
-  };
-#else
-  static const Level all[] = {{"generic", true, &level_generic::kernels}};
-#endif
-  *count = sizeof all / sizeof all[0];
-  return all;
+static const BuiltLevel* levels(int64_t* count) {
+#define FM_ROW(level) {describe_##level(), &level_##level::kernels},
+  static const BuiltLevel built[] = {FM_LEVELS_BUILT(FM_ROW)};
+  *count = sizeof built / sizeof built[0];
+  return built;
 }
 
 // Null where there is no such level, or the processor would meet instructions that it does not have.
 static const FmKernels* kernels_of(int64_t level) {
   int64_t count;
-  const Level* all = levels(&count);
-  return level >= 0 && level < count && all[level].runs ? all[level].kernels : nullptr;
+  const BuiltLevel* built = levels(&count);
+  return level >= 0 && level < count && built[level].level.runs ? built[level].kernels : nullptr;
 }
 
 FM_EXPORT int64_t fm_level_count() {
@@ -66,7 +42,7 @@ FM_EXPORT int64_t fm_level_count() {
 }
 FM_EXPORT const char* fm_level_name(int64_t i) {
   int64_t count;
-  return levels(&count)[i].name;
+  return levels(&count)[i].level.name;
 }
 FM_EXPORT int fm_level_runs(int64_t i) { return kernels_of(i) != nullptr; }
 

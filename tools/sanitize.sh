@@ -7,7 +7,7 @@ python=${PYTHON:-$root/.venv/bin/python}
 build=$root/build/sanitize
 compiler=${CXX:-c++}
 
-"$python" -m cmake -S "$root" -B "$build" -DFASTMAX_SANITIZE=address,undefined
+"$python" -m cmake -S "$root" -B "$build" -DFASTMAX_SANITIZE=address,undefined -DFASTMAX_LEVELS=all
 "$python" -m cmake --build "$build" --parallel
 
 # A copy of the package, so that the build for everyday use stays as it is.

@@ -72,7 +72,7 @@ struct QueryChunk {
     return found;
   }
   // Tokens whose squares overflow, one by one, through rows.
-  __attribute__((noinline)) void mend_huge(const Head& h, int s, T* columns, T* r) {
+  FM_NOINLINE void mend_huge(const Head& h, int s, T* columns, T* r) {
     for (int w = 0; w < W; w++) {
       if (r[w] >= 1 / HUGE_STD<T>) continue;
       load_rows_at(h, s * W + w, 1, false);

@@ -18,6 +18,7 @@
 #define FM_ROWS 4
 #endif
 #define FM_INLINE static inline __attribute__((always_inline))
+#define FM_NOINLINE __attribute__((noinline))
 
 namespace FM_LEVEL {
 

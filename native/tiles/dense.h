@@ -8,30 +8,38 @@
 
 namespace FM_LEVEL {
 
-// f(s) = sum of s^l / l!
+// f(s) = sum of s^l / l!; s itself for Order = -1
 template <class T, int Order>
 FM_INLINE Vec<T> similarity(Vec<T> s) {
   const Vec<T> one = broadcast((T)1);
   Vec<T> f = one;
+  if constexpr (Order < 0) f = s;
   if constexpr (Order > 3) f = one + s * (T)0.25;
   if constexpr (Order > 2) f = one + s * (T)(1.0 / 3) * f;
   if constexpr (Order > 1) f = one + s * (T)0.5 * f;
   if constexpr (Order > 0) f = one + s * f;
   return f;
 }
-// f(Int<order>) for an order, or that of a derivative, known only at run time: 0 to 4. The usual ones come first.
+// f(Int<order>) for an order, or that of a derivative, up to 2, f(Int<-1>) above. The usual ones come first.
 template <class F>
-FM_INLINE void with_order(int order, const F& f) {
+FM_INLINE void with_low_order(int order, const F& f) {
   if (order == 2)
     f(Int<2>{});
   else if (order == 1)
     f(Int<1>{});
   else if (order == 0)
     f(Int<0>{});
-  else if (order == 3)
-    f(Int<3>{});
-  else if (order == 4)
-    f(Int<4>{});
+  else
+    f(Int<-1>{});
+}
+// Replace numbers s by f(s) of order 3 or 4: a loop over memory, because code for these in every tile is slow to compile.
+template <class T>
+FM_NOINLINE void similarity_of_high_order(T* s, int64_t count, int order) {
+  constexpr int L = LANES<T>;
+  if (order == 3)
+    for (int64_t i = 0; i < count; i += L) store(s + i, similarity<T, 3>(load(s + i)));
+  else
+    for (int64_t i = 0; i < count; i += L) store(s + i, similarity<T, 4>(load(s + i)));
 }
 
 // Keys and values as rows, and the values packed, or null: then they are used as rows.
@@ -86,20 +94,28 @@ FM_INLINE void each_key_tile(int count, int64_t diagonal, const F& f) {
               [&](auto R) __attribute__((always_inline)) { f(by_all + (int64_t)others.start(t), R, Int<1>{}); });
 }
 
-// out[r] = f(s[r]), of the given order, times fading[r] unless null; zero for queries before the key `first` + r.
+// out[r] = f(s[r]) for an order up to 2, and s[r] above.
 template <class T, int R>
-FM_INLINE void store_similarity(const Vec<T> (&s)[R][2], int order, const T* fading, int64_t first, int64_t diagonal, T* out) {
+FM_INLINE void store_similarity(const Vec<T> (&s)[R][2], int order, T* out) {
   constexpr int W = WIDE<T>, L = LANES<T>;
-  with_order(order, [&](auto Order) __attribute__((always_inline)) {
+  with_low_order(order, [&](auto Order) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
-      for (int h = 0; h < 2; h++) {
-        const Vec<T> f = similarity<T, decltype(Order)::value>(s[r][h]);
-        store(out + r * W + h * L, fading ? f * load(fading + r * W + h * L) : f);
-      }
+      for (int h = 0; h < 2; h++) store(out + r * W + h * L, similarity<T, decltype(Order)::value>(s[r][h]));
   });
-  if (first + R > diagonal)
-    for (int r = 0; r < R; r++) mask_row(out + r * W, first + r, diagonal);
+}
+// What store_similarity leaves to be done with `count` rows of keys, if anything: orders above 2; a product with `fading`
+// unless null; and zeros for queries before the key `first` + r.
+template <class T>
+FM_NOINLINE void finish_rows(T* rows, int count, int order, const T* fading, int64_t first, int64_t diagonal) {
+  constexpr int W = WIDE<T>, L = LANES<T>;
+  if (order > 2) similarity_of_high_order(rows, count * W, order);
+  for (int i = 0; fading && i < count * W; i += L) store(rows + i, load(rows + i) * load(fading + i));
+  for (int r = 0; first + count > diagonal && r < count; r++) mask_row(rows + r * W, first + r, diagonal);
+}
+template <class T>
+FM_INLINE void finish_similarity(T* rows, int count, int order, const T* fading, int64_t first, int64_t diagonal) {
+  if (order > 2 || fading || first + count > diagonal) finish_rows(rows, count, order, fading, first, diagonal);
 }
 
 // weights[key][W] = f(k . x) for one sub-chunk x, [dim][W], times `fading`, [key][W], unless null; slopes the same for f'.
@@ -113,9 +129,11 @@ void weigh(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t diago
     Vec<T> acc[n][2];
     clear<T, n>(acc);
     multiply<T, n, decltype(First)::value>(acc, keys.x + first * keys.x_pitch, 1, keys.x_pitch, x, W, shape.dim);
+    if (slopes) store_similarity<T, n>(acc, shape.order - 1, slopes + first * W);
+    if (weights) store_similarity<T, n>(acc, shape.order, weights + first * W);
     const T* fades = fading ? fading + first * W : nullptr;
-    if (slopes) store_similarity<T, n>(acc, shape.order - 1, fades, first, diagonal, slopes + first * W);
-    if (weights) store_similarity<T, n>(acc, shape.order, fades, first, diagonal, weights + first * W);
+    if (slopes) finish_similarity(slopes + first * W, n, shape.order - 1, fades, first, diagonal);
+    if (weights) finish_similarity(weights + first * W, n, shape.order, fades, first, diagonal);
   });
   for (T* to : {weights, slopes})
     if (to) memset(to + (int64_t)count * W, 0, (min(keys.count, count + ROWS) - count) * W * sizeof(T));

@@ -43,13 +43,23 @@ FM_INLINE void store_key_pairs(const Vec<float> (&rows)[R][2], Pair* out) {
     store(out + LANES<Pair>, interleave<true>(one, other));
   }
 }
-// In place: f(s), of the given order, hidden where causality says so.
+// Replace s by f(s), and by zero for queries before the key `first` + r.
 template <int R>
 FM_INLINE void similarity_tile(Vec<float> (&s)[R][2], int order, int64_t first, int64_t diagonal) {
-  with_order(order, [&](auto Order) __attribute__((always_inline)) {
+  with_low_order(order, [&](auto Order) __attribute__((always_inline)) {
+    constexpr int N = decltype(Order)::value;
+    if constexpr (N >= 0) {
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-      for (int h = 0; h < 2; h++) s[r][h] = similarity<float, decltype(Order)::value>(s[r][h]);
+      for (int r = 0; r < R; r++)
+        for (int h = 0; h < 2; h++) s[r][h] = similarity<float, N>(s[r][h]);
+    } else {
+      float rows[R * WIDE<float>];
+      store_tile<float, R>(s, rows, WIDE<float>);
+      similarity_of_high_order(rows, R * WIDE<float>, order);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++)
+        for (int h = 0; h < 2; h++) s[r][h] = load(rows + r * WIDE<float> + h * LANES<float>);
+    }
   });
   if (first + R > diagonal) hide<R>(s, first, diagonal);
 }
@@ -95,9 +105,11 @@ inline void weigh(const Shape<float>& shape, const PairedKeys& keys, const Pair*
     Vec<float> acc[n][2];
     clear<float, n>(acc);
     multiply<float, n>(acc, keys.x + first * keys.x_pitch, 1, keys.x_pitch, x, W, (shape.dim + 1) / 2);
-    store_similarity<float, n>(acc, shape.order - 1, nullptr, first, diagonal, derivatives + first * W);
+    float* d = derivatives + first * W;
+    store_similarity<float, n>(acc, shape.order - 1, d);
     similarity_tile<n>(acc, shape.order, first, diagonal);
     store_query_pairs<n>(acc, weights + first * QUERY_PAIRS);
+    finish_similarity<float>(d, n, shape.order - 1, nullptr, first, diagonal);
   });
   clear_behind(weights, keys.count, diagonal);
 }

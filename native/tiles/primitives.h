@@ -193,12 +193,12 @@ void read_vjp(const Features<T>& f, const T* state, const T* x, const FeatureMas
               multiply<T, n>(acc, others->rows_of(b - i) + (int64_t)seen * W + tiles.start(t), W, 1,
                              others->pairs_of(sub) + (int64_t)seen * W, W, seen_end - seen);
             if (drops) {
-              const TokenWords<T> low = masks.tokens(sub * W), high = masks.tokens(sub * W + L);
+              Vec<T> copy[n][2];  // the compiler would keep acc itself in memory if its address were taken
 #pragma GCC unroll 16
-              for (int r = 0; r < n; r++) {
-                const Words<T> feature = broadcast_word<T>(masks.features[b * W + tiles.start(t) + r]);
-                acc[r][0] = kept(masks, acc[r][0], feature, low), acc[r][1] = kept(masks, acc[r][1], feature, high);
-              }
+              for (int r = 0; r < n; r++) copy[r][0] = acc[r][0], copy[r][1] = acc[r][1];
+              keep_tile(masks, masks.features + b * W + tiles.start(t), sub * W, n, copy);
+#pragma GCC unroll 16
+              for (int r = 0; r < n; r++) acc[r][0] = copy[r][0], acc[r][1] = copy[r][1];
             }
 #pragma GCC unroll 16
             for (int r = 0; r < n; r++) {

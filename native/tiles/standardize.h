@@ -143,8 +143,7 @@ constexpr T HUGE_STD = (T)(sizeof(T) == sizeof(float) ? 1e15 : 1e150);
 template <class T>
 constexpr T SHRINK = (T)(sizeof(T) == sizeof(float) ? 0x1p-100 : 0x1p-600);
 template <class T, bool Centred>
-__attribute__((noinline)) void standardize_huge(const void* from, int64_t type, int64_t offset, int n, T* x, T factor,
-                                                T* rstd) {
+FM_NOINLINE void standardize_huge(const void* from, int64_t type, int64_t offset, int n, T* x, T factor, T* rstd) {
   load_row(from, type, offset, n, x);
   for (int i = 0; i < n; i++) x[i] *= SHRINK<T>;
   standardize_rows<T, Centred>((const T*)x, n, x, n, 1, n, (T)0, factor, rstd);

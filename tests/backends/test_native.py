@@ -81,7 +81,8 @@ def test_products_of_bf16_pairs(dim: int, value_dim: int, n: int, is_causal: boo
     o, g, _ = native.forward(call, plan)
     found = native.backward(call, plan, o, g, grads)
     if n > 90:
-        assert not torch.equal(g, native.forward(call, Plan("dense", level="x86-64-v4"))[1]), "these must be rounded"
+        not_rounded = native.forward(call, Plan("dense", level="generic"))[1]
+        assert (g - not_rounded).abs().max() > 1e-5 * not_rounded.abs().max(), "these must be rounded"
     for actual, exact, by_torch in zip((o, *found[:3]), *results, strict=True):
         bound = 3 * (by_torch.double() - exact).abs().max() + torch.finfo(torch.bfloat16).eps * exact.abs().max()
         assert (actual.double() - exact).abs().max() <= bound
