@@ -67,12 +67,12 @@ def made_up_text(characters: int, seed: int = 0) -> str:
 
 
 def speaks() -> bool:
-    """Whether this process is the one that tells the user."""
+    """Return True if this process prints to the user."""
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
 def progress(steps: int, title: str, first: int = 0) -> Iterator[int]:
-    """The numbers of the steps, with a bar if rich is installed."""
+    """Yield the numbers of the steps, with a bar if rich is installed."""
     if find_spec("rich") is not None and speaks():
         from rich.progress import track
 
@@ -91,7 +91,7 @@ def batch_of(text: Tensor, size: int, length: int, chance: torch.Generator) -> T
 
 
 def own_part(batch: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    """Of the pieces those of this process, and of each the tokens of its shard and the one after them."""
+    """Return the pieces of this process, each cut to its shard of tokens and the one token after it."""
     if mesh is None:
         return batch
     dp, cp = mesh.get_coordinate()
@@ -101,7 +101,7 @@ def own_part(batch: Tensor, mesh: DeviceMesh | None) -> Tensor:
 
 
 def loss_of(model: torch.nn.Module, tokens: Tensor) -> Tensor:
-    """Of the next character at every place, in nats."""
+    """Return the loss of the next character at every place, in nats."""
     return cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
@@ -134,7 +134,7 @@ class Checkpoints:
         self.folder, self.model, self.optimizer = folder, model, optimizer
 
     def resume(self) -> int:
-        """The step to go on from; 0 if there is nothing."""
+        """Return the step to continue from, 0 if there is no checkpoint."""
         steps = [] if self.folder is None else [int(path.name.split("-")[1]) for path in self.folder.glob("step-*")]
         if self.folder is None or not steps:
             return 0
@@ -249,7 +249,7 @@ def arguments() -> argparse.Namespace:
 
 
 def mesh_of(args: argparse.Namespace) -> DeviceMesh | None:
-    """The processes of torchrun: groups that share the batch, times those that share a sequence. None for one alone."""
+    """Return the mesh of torchrun: groups that share the batch, times those that share a sequence. None for one process."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     shared = args.context_parallel
     if shared < 1 or world % shared:

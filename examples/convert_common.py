@@ -1,4 +1,4 @@
-"""What the conversion examples share: weights from a pip package, text, perplexity, options, lines of results."""
+"""Functions of the conversion examples: weights from a pip package, text, perplexity, options, lines of results."""
 
 import argparse
 import json
@@ -44,7 +44,7 @@ def package_folder(package: str, distribution: str, model: Path | None) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """A text, or the last column of a .tsv, plain or compressed with xz, without the marks of WikiText and HTML."""
+    """Read a text, or the last column of a .tsv, plain or compressed with xz, without the marks of WikiText and HTML."""
     if not path.exists():
         sys.exit(f"there is no {path}")
     raw = (lzma.decompress if path.suffix == ".xz" else bytes)(path.read_bytes()).decode("utf-8", "replace")
@@ -73,7 +73,7 @@ def perplexity(model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> float:
 
 
 def parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    """The options that all have."""
+    """Return a parser with the options that all conversion examples have."""
     p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", type=Path, help="folder with the weights")
     p.add_argument("--order", type=int, default=2)
@@ -138,7 +138,7 @@ def record(args: argparse.Namespace, found: dict[str, Any], done: Conversion) ->
 
 
 def append(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    """A line of JSON, with settings, versions and machine, to the file of --out."""
+    """Append a line of JSON with settings, versions and machine to the file of --out."""
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         settings = {name: x for name, x in vars(args).items() if "Path" not in repr(x)}
@@ -163,6 +163,6 @@ def machine() -> dict[str, Any]:
 
 
 def command() -> str:
-    """What was called, with folders left out of the names of files."""
+    """Return the command line, with the folders of files left out."""
     shown = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return " ".join(["python", f"examples/{Path(sys.argv[0]).name}", *shown])

@@ -26,7 +26,7 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def load(args: Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """From the package's GGUF file in fp32, or from a folder in transformers' own format."""
+    """Load the package's GGUF file in fp32, or a folder in transformers' format."""
     if args.model is not None:
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="sdpa")
         return model.eval(), AutoTokenizer.from_pretrained(args.model)
@@ -100,7 +100,7 @@ def draw(results: Path, picture: Path) -> None:
 
 
 def label(run: dict[str, Any]) -> str:
-    """What sets a run apart."""
+    """Return the settings in which a run differs from others."""
     said = [f"order {run['order']}", {"none": "no gate"}.get(run["decay"], run["decay"])]
     said += [f"normalize {run['normalize']}"] * (run["normalize"] != "default")
     said += [f"softmax over {run['window'][0]} tokens in {len(run['window']) - 1} layers"] if run["window"] else []

@@ -3,8 +3,8 @@
 python examples/convert_stories.py --model DIR --decay gated                   # DIR: stories260K.bin and tok512.bin
 python examples/convert_stories.py --model DIR --decay gated --order 4 --text stories.txt --out results.jsonl
 
-The weights are karpathy/tinyllamas, stories260K (MIT). The model is trained on stories that it tells itself; others of
-them are held out. A text of one's own is measured besides.
+The weights are karpathy/tinyllamas, stories260K (MIT). The model is trained on stories that it writes; others of them are
+held out. With --text a second text is measured, too.
 """
 
 import struct

@@ -62,7 +62,7 @@ class Patches(nn.Module):
 
     @torch.no_grad()
     def seen(self, image: Tensor) -> Tensor:
-        """What the collecting token of the last layer gives to each patch: (B, rows, columns), the mean of the heads."""
+        """Return the weights of the collecting token in the last layer: (B, rows, columns), the mean of the heads."""
         x = self.tokens(image)
         for layer in self.encoder.layers[:-1]:
             x = layer(x)

@@ -72,7 +72,7 @@ def train(model: nn.Module, args: argparse.Namespace) -> None:
 
 @torch.inference_mode()
 def accuracy(model: nn.Module, args: argparse.Namespace, read: int) -> float:
-    """Of documents of which only the first `read` words are read."""
+    """Return the accuracy on documents of which only the first `read` words are read."""
     chance = torch.Generator().manual_seed(args.seed + 1)
     right = 0
     for _ in range(args.tests // args.batch):
@@ -82,7 +82,7 @@ def accuracy(model: nn.Module, args: argparse.Namespace, read: int) -> float:
 
 
 def step_seconds(args: argparse.Namespace, *, softmax: bool) -> float:
-    """Of forward and backward on one batch, the better of two after one to warm up."""
+    """Time forward and backward on one batch: the better of two after one to warm up."""
     model = Classifier(args.width, args.heads)
     if not softmax:
         replace_attention(model)

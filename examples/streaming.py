@@ -27,7 +27,7 @@ from fastmax.models import FastmaxLM, LMConfig
 
 
 def endless(seed: int = 0) -> Iterator[str]:
-    """A diary, letter by letter. Whoever is named on a day is the one who acts on it: far back, but not forgotten."""
+    """Yield a diary, letter by letter. The person named on a day acts on it, so the name has to be kept for long."""
     chance = random.Random(seed)
     names = ("Anna", "Bertram", "Clara", "Dorian", "Edda", "Falk")
     things = ("a letter", "the lantern", "two apples", "a map", "the key", "old songs")
@@ -53,7 +53,7 @@ def numbered(letters: Iterator[str], piece: int) -> Iterator[Tensor]:
 
 
 def memory() -> float:
-    """The most that this process has ever had, in MB."""
+    """Return the peak memory of this process, in MB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e6 if sys.platform == "darwin" else 1e3)
 

@@ -36,7 +36,7 @@ def batches_of(lines: list[str], tokenizer: object, args: argparse.Namespace) ->
 
 @torch.inference_mode()
 def embeddings(model: PreTrainedModel, batches: list[dict[str, Tensor]]) -> Tensor:
-    """The mean of the tokens of each passage, of length 1."""
+    """Return the mean of the tokens of each passage, of length 1."""
     found = []
     for batch in batches:
         counts = batch["attention_mask"][..., None]
@@ -46,7 +46,7 @@ def embeddings(model: PreTrainedModel, batches: list[dict[str, Tensor]]) -> Tens
 
 @torch.inference_mode()
 def milliseconds(model: PreTrainedModel, tokens: int) -> float:
-    """Of one sequence, the better of two after one to warm up."""
+    """Time one sequence: the better of two after one to warm up."""
     ids = torch.randint(model.config.vocab_size, (1, tokens))
     found = []
     for _ in range(3):

@@ -87,7 +87,7 @@ def any_call(found: list[Variant], size: tuple[int, int], done: Counter[str]) ->
 
 
 def plain(call: Call) -> Call:
-    """The same call with nothing to it but queries, keys, values and decays, whatever a mask has hidden."""
+    """Return the call with queries, keys, values and decays only, with 0 for what a mask has hidden."""
     k, v = (x if call.key_mask is None else torch.where(call.key_mask.unsqueeze(-1), x, 0.5) for x in (call.k, call.v))
     options = call.options._replace(return_state=False, dropout_p=0.0)
     nothing = dict.fromkeys(("key_mask", "head_scale", "state_in", "cu_seqlens_q", "cu_seqlens_k", "dropout_seed"))

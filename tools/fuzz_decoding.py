@@ -55,7 +55,7 @@ def decodings(draw: st.DrawFn, most_tokens: int, most_channels: int) -> Decoding
 
 
 def stepped(case: Decoding) -> tuple[Tensor, Tensor]:
-    """The outputs of the queries that asked, and which they were."""
+    """Return the outputs of the queries that asked, and their indices."""
     call, outputs, seen, at = case.call, [], [], 0
     scale: float | Tensor = call.scale if call.head_scale is None else call.scale * call.head_scale
     with torch.inference_mode() if case.inference else torch.no_grad():

@@ -1,4 +1,4 @@
-"""From a folder with what was built here to one with what can be given away: `repair_wheel.py BUILT DIST`.
+"""Prepare the distributions for release: `repair_wheel.py BUILT DIST`.
 
 A wheel built on Linux gets the oldest manylinux tag that its symbols allow, and is refused if they allow none. On other
 systems, and for the source distribution, there is nothing to do.

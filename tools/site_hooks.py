@@ -101,14 +101,14 @@ def formula(match: re.Match[str]) -> str:
 
 
 def targets(source: Path) -> list[Path]:
-    """The files and folders outside of docs/ that a page links to."""
+    """Return the files and folders outside of docs/ that a page links to."""
     text = FENCE.sub("", source.read_text(encoding="utf-8"))
     found = [(source.parent / match[2]).resolve() for match in LINK.finditer(text)]
     return [path for path in found if path.exists() and not path.is_relative_to(ROOT / "docs")]
 
 
 def place(path: Path) -> str:
-    """Where a file of the repository is in the site."""
+    """Return the path in the site of a file of the repository."""
     if path.is_relative_to(ROOT / "docs"):
         return path.relative_to(ROOT / "docs").as_posix()
     inside = f"{OUTSIDE}/{path.relative_to(ROOT).as_posix()}"
@@ -116,7 +116,7 @@ def place(path: Path) -> str:
 
 
 def origin(src_uri: str) -> Path:
-    """The inverse of `place`."""
+    """Return the file of a path in the site: the inverse of `place`."""
     if not src_uri.startswith(f"{OUTSIDE}/"):
         return ROOT / "docs" / src_uri
     path = ROOT / src_uri.removeprefix(f"{OUTSIDE}/")
@@ -128,7 +128,7 @@ def visible(folder: Path) -> list[Path]:
 
 
 def listing(folder: Path) -> str:
-    """A page of the files in a folder."""
+    """Return a page that lists the files in a folder."""
     inside = [(path.name, f"{path.name}/index.md" if path.is_dir() else path.name) for path in visible(folder)]
     lines = [f"- [{name}]({target})" for name, target in inside]
     return "\n".join([f"# {folder.relative_to(ROOT).as_posix()}", "", *lines, ""])

@@ -1,4 +1,4 @@
-"""Whether an installed fastmax has its kernel, and whether that is right: for wheels of systems that CI builds for."""
+"""Check that an installed fastmax has its kernel and that its results are right, on systems that CI builds wheels for."""
 
 import torch
 

@@ -116,7 +116,7 @@ def _banded(
     middle = torch.unflatten(middle, 0, (batch, inner)).transpose(1, 2).flatten(2, 3)
 
     def edge(first: int, last: int, k_first: int, k_last: int) -> Tensor:
-        """The queries of tokens from `first` up to `last`."""
+        """Return the outputs of the tokens from `first` up to `last`."""
         here = None if present is None else present[:, k_first:k_last]
         k, v = key[:, :, k_first:k_last], value[:, :, k_first:k_last]
         return attend(first - k_first, query[:, :, first - past : last - past], k, v, here)

@@ -106,7 +106,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
 
     @classmethod
     def from_attention(cls, module: nn.MultiheadAttention, options: LayerOptions | None = None) -> Self:
-        """A layer with the very parameters (the same objects), hooks and training mode of `module`."""
+        """Return a layer with the parameters (the same objects), hooks and training mode of `module`."""
         layer = cls.__new__(cls)
         layer.__dict__.update(module.__dict__)
         for registry in ("_parameters", "_buffers", "_modules"):  # so that what is added here does not appear there
@@ -168,7 +168,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         self._reset_parameters()
 
     def _reset_parameters(self) -> None:
-        """As nn.MultiheadAttention does, and from the same random numbers."""
+        """Initialize like nn.MultiheadAttention, from the same random numbers."""
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             if weight is not None:
                 nn.init.xavier_uniform_(weight)
@@ -198,15 +198,15 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         *,
         state: State | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As nn.MultiheadAttention: (L, B, E), or (B, L, E) if batch_first, or (L, E) unbatched.
+        """Attend as nn.MultiheadAttention does: (L, B, E), or (B, L, E) if batch_first, or (L, E) unbatched.
 
         `need_weights` returns the matrix of weights too, (B, L, S) or, unless averaged, (B, num_heads, L, S), at a cost of
         O(L S) time and memory. It is on by default only because it is in nn.MultiheadAttention: turn it off for long
         sequences. (nn.TransformerEncoderLayer and nn.TransformerDecoderLayer do.)
 
-        With a `state` from `new_state`, these tokens go on where those in it ended, and into it they go: however a text is
-        cut into pieces, the results are those of the causal attention over all of it. Positions go on counting; a token
-        that `key_padding_mask` hides takes none. It needs `is_causal` and no weights.
+        With a `state` from `new_state`, these tokens continue those in it and are added to it. The results are those of
+        causal attention over the whole text, however it is cut into pieces. Positions continue, too; a token that
+        `key_padding_mask` hides takes none. It needs `is_causal` and no weights.
         """
         if self.sequence is not None:
             sharded.check(query, need_weights, attn_mask, state)
@@ -362,7 +362,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
     def _positions(
         self, q: Tensor, k: Tensor, mask: Tensor | None, state: State | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Of queries and keys; None where they count from 0."""
+        """Return the positions of queries and keys, None where they count from 0."""
         if state is not None:
             positions = decoding.positions(state, mask, k.shape[2])
             return positions, positions
@@ -381,7 +381,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         return rotate(self._standardized(x), base=self.options.rotary_base, positions=positions)
 
     def _extra_keys(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The learned and the zero key and their values, (1, heads, 1, D) each."""
+        """Return the learned and the zero key and their values, (1, heads, 1, D) each."""
         keys, values = [], []
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (projection.split_heads(x, self.num_kv_heads, True) for x in (self.bias_k, self.bias_v))

@@ -83,7 +83,7 @@ def attend(
     dropout: dict[str, Any],
     options: dict[str, Any],
 ) -> Tensor:
-    """The tokens go to the state, and each of their queries sees all up to its own. `mask` is of key padding."""
+    """Add tokens to the state and return each query's output over the tokens up to its own. `mask` is of key padding."""
     if q.shape[2] != k.shape[2]:
         raise ValueError(
             f"a state is for self attention: query and key must be the same tokens, got {q.shape[2]} and {k.shape[2]}"
@@ -101,7 +101,7 @@ def _may_decode(layer: "FastmaxAttention") -> None:
 
 
 def _normalize(layer: "FastmaxAttention") -> bool | str:
-    """What is left for the state to do: rotated tokens are normalized before."""
+    """Return the normalization that is left to the state: rotated tokens are normalized before."""
     return False if layer.options.rotary else layer.options.normalize
 
 

@@ -21,7 +21,7 @@ def recognise(
     queries: int,
     keys: int,
 ) -> tuple[Tensor | None, bool]:
-    """Which keys count, as a boolean (B, 1 or heads, 1, Nk), True where one does, or None for all; and whether it is causal.
+    """Return which keys count, as a boolean (B, 1 or heads, 1, Nk) or None for all, and if the masks are causal.
 
     Both masks may be boolean, True where attention is NOT allowed, or floating-point, 0 where it is and -inf (or the
     lowest number of the dtype) where not. With `is_causal` an `attn_mask` is taken at its word to be the causal one, and
@@ -71,7 +71,7 @@ def _split(allowed: Tensor, num_heads: int) -> tuple[Tensor | None, bool]:
 
 
 def _allowed(mask: Tensor, name: str, *, may_assert_later: bool = False) -> Tensor:
-    """True where attention is allowed."""
+    """Return True where attention is allowed."""
     if mask.dtype == torch.bool:
         return ~mask
     if not mask.is_floating_point():

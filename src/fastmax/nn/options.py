@@ -11,7 +11,7 @@ from fastmax.nn.gate import MEMORY
 
 
 def layer_scale(order: int, head_dim: int) -> float:
-    """What multiplies s in a layer: 1 / sqrt(D), as in the softmax layer it replaces, for even orders; 1 / D for odd ones.
+    """Return a layer's factor of s: 1 / sqrt(D) for even orders, as in the softmax layer it replaces; 1 / D for odd ones.
 
     With 1 / sqrt(D) the products of standardized tokens have unit spread, where the polynomial still resembles exp. For an
     odd order 1 / D is the largest scale at which no weight can be negative.
@@ -21,7 +21,7 @@ def layer_scale(order: int, head_dim: int) -> float:
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """What makes an attention layer a Fastmax layer, in plain values, as `FastmaxAttention` documents them."""
+    """The plain values that make an attention layer a Fastmax layer, as `FastmaxAttention` documents them."""
 
     order: int = 2
     scale: float | None = None

@@ -1,4 +1,4 @@
-"""From embeddings to heads and back, in the layouts of nn.MultiheadAttention: (L, B, E), (B, L, E) and, unbatched, (L, E)."""
+"""The projections from embeddings to heads and back, in the layouts of nn.MultiheadAttention."""
 
 from collections.abc import Sequence
 
@@ -48,7 +48,7 @@ def project(
     packed: Tensor | None,
     bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The in-projections, by the packed weight or by those of q, k and v; as few products as the inputs allow."""
+    """Apply the in-projections, by the packed weight or by those of q, k and v, in as few products as the inputs allow."""
     rows = [query.shape[-1]] * 3
     if packed is None:
         w_q, w_k, w_v = (w for w in weights if w is not None)

@@ -1,4 +1,4 @@
-"""What a layer asks of the processes that share its sequence, when it has only a shard of the tokens."""
+"""The interface between a layer that has a shard of a sequence and the processes that share it."""
 
 from typing import Any, Protocol
 
@@ -11,19 +11,19 @@ class Sequence(Protocol):
 
     @property
     def is_first(self) -> bool:
-        """Whether the first token of all is here."""
+        """Return True if the first token of the sequence is on this process."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **options: Any) -> Tensor:
         """`fastmax_attention` over all shards."""
 
     def starts(self, lengths: tuple[int, ...], device: torch.device) -> list[int]:
-        """Where shards of these lengths begin in their whole sequences."""
+        """Return where shards of these lengths begin in their whole sequences."""
 
     def before(self, x: Tensor, count: int) -> Tensor:
         """(B, count, E): the tokens right before those of x, (B, N, E); zeros before the first of all."""
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum of what the shards have, with its gradient."""
+        """Return the sum over the shards, with its gradient."""
 
 
 class SharesSequence:

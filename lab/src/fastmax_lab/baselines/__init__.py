@@ -25,7 +25,7 @@ DROPOUT_MODES = ("standard", "1d", "quadratic")
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose of an attention; each attention reads its own."""
+    """The options of an attention that a user may choose. Each attention reads those that it has."""
 
     scale: str = "sqrt"
     decay: str = "none"

@@ -63,5 +63,5 @@ class Informer(Attention):
 
 
 def count(factor: float, tokens: int) -> int:
-    """How many keys are sampled and queries active: factor * ln n, at least 1, at most n."""
+    """Return the number of keys sampled and of active queries: factor * ln n, at least 1, at most n."""
     return min(tokens, max(1, ceil(factor * log(tokens))))

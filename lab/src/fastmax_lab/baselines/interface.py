@@ -1,4 +1,4 @@
-"""What every attention here is: a module (q, k, v, mask) -> o, and how it treats padding."""
+"""The interface of the attentions: a module (q, k, v, mask) -> o, and how it treats padding."""
 
 from abc import ABC, abstractmethod
 

@@ -65,7 +65,7 @@ class Reformer(Attention):
         return (o * share.unsqueeze(-1)).sum(2)[:, :, :length]
 
     def _rounds(self, q: Tensor, v: Tensor, code: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs (B, H, R, N, Dv) and logarithms of normalizers (B, H, R, N), in sorted order."""
+        """Return outputs (B, H, R, N, Dv) and logarithms of normalizers (B, H, R, N), in sorted order."""
         rows = order.unsqueeze(-1)
         x = self._chunks(q.unsqueeze(2).take_along_dim(rows, 3))  # (B, H, R, chunks, chunk, D)
         keys = _with_previous(normalize(x, dim=-1), 0)

@@ -20,7 +20,7 @@ def attention(
     embed_dim: int | None = None,
     options: Options | None = None,
 ) -> Attention:
-    """The attention of that name, one of `NAMES`, for sequences of up to `max_length` tokens.
+    """Return the attention of that name, one of `NAMES`, for sequences of up to `max_length` tokens.
 
     `embed_dim` is the width of the layer's input, by default that of all heads together.
     """

@@ -58,7 +58,7 @@ def fused_attention(
 
 
 def _bias(q: Tensor, mask: Tensor | None, log_decay: Tensor | None) -> Tensor | None:
-    """The mask, or, with decays, what is added to scores: -|c_i - c_j| of their sums c."""
+    """Return the mask or, with decays, the bias of the scores: -|c_i - c_j| of their sums c."""
     if log_decay is None:
         return mask
     c = log_decay.expand(*log_decay.shape[:-1], q.shape[-2]).cumsum(-1)

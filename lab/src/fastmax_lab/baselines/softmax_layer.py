@@ -44,7 +44,7 @@ def gated_softmax(
 
 
 def gated_softmax_matrix(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, **options: Any) -> Tensor:
-    """The weights themselves: what the values would be weighed by, were each a unit vector of its own."""
+    """Return the weights: the outputs for values that are unit vectors."""
     units = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device).expand(*k.shape[:-1], -1)
     return gated_softmax(q, k, units, mask, is_causal=is_causal, **options)
 

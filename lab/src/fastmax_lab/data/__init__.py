@@ -1,1 +1,1 @@
-"""Where the data comes from: downloads, archives, readers, generators, and the cache of token arrays."""
+"""The data sets: downloads, archives, readers, generators, and the cache of token arrays."""

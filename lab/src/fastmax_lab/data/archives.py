@@ -81,7 +81,7 @@ class _Budget:
 
 
 def _to_the_end(archive: tarfile.TarFile) -> None:
-    """A decompressor checks its checksum at the end of the file, which lies beyond the end of the archive in it."""
+    """Read to the end of the file, where a decompressor checks its checksum: the archive in it ends before."""
     assert archive.fileobj is not None
     while archive.fileobj.read(1 << 20):
         pass

@@ -1,4 +1,4 @@
-"""What a reader or a generator gives: where it reads from, and the examples in blocks."""
+"""The output of a reader or a generator: the files it reads, and the examples in blocks."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ VERSION = 1
 
 
 def load(name: str, key: dict[str, str | int], source: Source, data: Path, limit: int | None) -> Block:
-    """The first `limit` examples of the source as memory-mapped arrays, from the cache if they are there."""
+    """Return the first `limit` examples of the source as memory-mapped arrays, from the cache if they are there."""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in source.files]
     whole: dict[str, object] = {"version": VERSION, **key, **source.options, "files": stats}
     folder = _folder(data)
@@ -79,7 +79,7 @@ def _write(folder: Path, source: Source, limit: int | None) -> None:
 
 
 def _shown(source: Source, total: int) -> Iterator[Block]:
-    """The blocks, with a progress bar if it is known how many examples there will be."""
+    """Yield the blocks, with a progress bar if the number of examples is known."""
     if source.count is None:
         with waiting("reading the examples"):
             yield from source.blocks()

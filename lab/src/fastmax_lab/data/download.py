@@ -19,7 +19,7 @@ _TIMEOUT = 60.0
 
 
 def fetch(remote: Remote, data: Path) -> Path:
-    """The file in the data folder, fetched if it is not there. What was fetched before an interruption is kept.
+    """Return the file in the data folder, fetched if it is missing. An interrupted download is continued.
 
     OSError if the network, the server or the disk fails, with how to bring the file by hand; ValueError for a wrong checksum.
     """
@@ -57,7 +57,7 @@ def fetch(remote: Remote, data: Path) -> Path:
 
 
 def _receive(remote: Remote, part: Path) -> None:
-    """Appends what is missing; starts anew if the server does not send parts."""
+    """Append what is missing. Start from the beginning if the server does not send parts."""
     have = _size(part)
     request = urllib.request.Request(remote.url, headers={"User-Agent": "fastmax"})
     if have:

@@ -12,7 +12,7 @@ _DAY = 86_400.0
 
 @contextmanager
 def draft(folder: Path) -> Iterator[Path]:
-    """A new folder in `folder`, removed at the end; what processes killed a day ago or more left behind goes first."""
+    """Make a new folder in `folder`, removed at the end. First remove those that killed processes left over a day ago."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob(".draft-*"):
         if time.time() - old.stat().st_mtime > _DAY:

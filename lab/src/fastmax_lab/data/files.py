@@ -14,7 +14,7 @@ class MissingDataError(FileNotFoundError):
 
 
 def default_folder() -> Path:
-    """The user's cache folder."""
+    """Return the user's cache folder."""
     return Path.home() / ".cache" / "fastmax"
 
 
@@ -33,7 +33,7 @@ def need(task: str, data: Path, name: str, found: dict[str, Path]) -> Path:
 
 
 def inside(task: str, folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
-    """The files or folders in an unpacked archive, or an error that says which are missing."""
+    """Return the files or folders in an unpacked archive, or raise an error that lists the missing ones."""
     paths = {name: folder / name for name in names}
     absent = [name for name, path in paths.items() if not path.exists()]
     if absent:
@@ -48,14 +48,14 @@ def missing(task: str, data: Path, names: Iterable[str], have: str = "") -> "Mis
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a text file, plain or .xz, with their numbers from 1. Only a newline ends a line."""
+    """Yield the lines of a text file, plain or .xz, with their numbers from 1. Only a newline ends a line."""
     with damage(path), lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             yield number, line.rstrip(b"\r\n")
 
 
 def content(path: Path) -> bytes:
-    """A whole file, plain or .xz."""
+    """Return the contents of a file, plain or .xz."""
     with damage(path), lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
         return file.read()
 

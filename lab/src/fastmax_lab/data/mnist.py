@@ -49,7 +49,7 @@ def _find(data: Path, name: str) -> Path:
 
 
 def _idx(path: Path, dimensions: int) -> np.ndarray:
-    """A big-endian header, 0 0 8 (bytes) and the number of dimensions, then the sizes, then the values."""
+    """Read a big-endian header, 0 0 8 (bytes) and the number of dimensions, then the sizes, then the values."""
     try:
         body = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:

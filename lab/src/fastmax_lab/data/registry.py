@@ -1,4 +1,4 @@
-"""What is known of a data set: which files its readers look for, where the canonical ones are, and their checksums."""
+"""The records of data sets: the files that their readers look for, the canonical sources, and checksums."""
 
 from dataclasses import dataclass
 

@@ -80,7 +80,7 @@ def _shapes(rng: np.random.Generator) -> list[_Level]:
 
 
 def _accepted(levels: list[_Level], shortest: int, longest: int) -> list[_Level]:
-    """A digit is one token, an operator two: itself and the bracket that closes it."""
+    """Keep the trees of a length in range. A digit is one token, an operator two: itself and its closing bracket."""
     length = np.zeros(_CANDIDATES)
     for level in levels:
         length += np.bincount(level.tree, 1 + (level.arguments > 0), _CANDIDATES)
@@ -91,7 +91,7 @@ def _accepted(levels: list[_Level], shortest: int, longest: int) -> list[_Level]
 
 
 def _sizes(levels: list[_Level]) -> list[np.ndarray]:
-    """How many tokens each node's subtree has."""
+    """Return the number of tokens in the subtree of each node."""
     sizes = [np.ones(len(level.tree), np.intp) for level in levels]
     for depth in range(len(levels) - 2, -1, -1):
         parents = levels[depth].operators
@@ -102,7 +102,7 @@ def _sizes(levels: list[_Level]) -> list[np.ndarray]:
 
 
 def _values(levels: list[_Level], digits: list[np.ndarray], operators: list[np.ndarray]) -> np.ndarray:
-    """The value of every root, from the leaves up."""
+    """Return the value of every root, computed from the leaves up."""
     below = digits[-1]
     for depth in range(len(levels) - 2, -1, -1):
         value = digits[depth].copy()
@@ -123,6 +123,6 @@ def _values(levels: list[_Level], digits: list[np.ndarray], operators: list[np.n
 
 
 def _starts(counts: np.ndarray) -> np.ndarray:
-    """Where each group of children begins in the next level."""
+    """Return where each group of children begins in the next level."""
     starts: np.ndarray = np.cumsum(counts) - counts
     return starts

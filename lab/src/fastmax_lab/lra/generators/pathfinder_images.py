@@ -25,7 +25,7 @@ def generate(rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]
 
 
 def draw(contours: Dashes, distractors: Dashes, labels: np.ndarray) -> np.ndarray:
-    """The dots are at the origin of the first contour and at the end of the first (label 1) or the second (label 0)."""
+    """Draw images with dots at the origin of the first contour and at the end of the first (label 1) or second (label 0)."""
     rows = np.arange(len(labels))
     canvas = np.zeros((len(labels), WINDOW, WINDOW), np.float32)
     for dashes, contrast in ((contours, TARGET_CONTRAST), (distractors, DISTRACTOR_CONTRAST)):
@@ -42,7 +42,7 @@ def draw(contours: Dashes, distractors: Dashes, labels: np.ndarray) -> np.ndarra
 
 
 def _dash(canvas: np.ndarray, rows: np.ndarray, dash: Dashes, contrast: float) -> None:
-    """A line thinner than a pixel: a pixel is lit by the part of it that the line covers."""
+    """Draw a line thinner than a pixel: a pixel is lit by the part of it that the line covers."""
     centre = dash.at(DASH / 2)[:, 0]
     x, y, away = _patch(centre)
     turned = away * dash.directions.conj()[:, None, None]
@@ -56,7 +56,7 @@ def _dot(canvas: np.ndarray, rows: np.ndarray, centre: np.ndarray) -> None:
 
 
 def _patch(centre: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The pixels around each point, and how far their centres are from it."""
+    """Return the pixels around each point, and the distance of their centres from it."""
     around = np.arange(-_HALF, _HALF + 1)
     x = np.floor(centre.real).astype(np.intp)[:, None, None] + around
     y = np.floor(centre.imag).astype(np.intp)[:, None, None] + around[:, None]
@@ -64,7 +64,7 @@ def _patch(centre: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _light(canvas: np.ndarray, rows: np.ndarray, x: np.ndarray, y: np.ndarray, light: np.ndarray) -> None:
-    """The brighter of what is there and what comes, in the part of the patch that lies in the window."""
+    """Light pixels to the brighter of old and new, in the part of the patch that lies in the window."""
     inside = (x >= 0) & (x < WINDOW) & (y >= 0) & (y < WINDOW)
     i, j, k = np.nonzero((light > 0) & inside)
     where = rows[i], y[i, j, 0], x[i, 0, k]

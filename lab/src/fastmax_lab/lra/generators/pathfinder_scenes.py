@@ -40,7 +40,7 @@ class Dashes:
     directions: np.ndarray
 
     def at(self, along: np.ndarray | float) -> np.ndarray:
-        """The points so far along each dash."""
+        """Return the points so far along each dash."""
         points: np.ndarray = self.tails[..., None] + self.directions[..., None] * np.asarray(along, np.float32)
         return points
 
@@ -49,7 +49,7 @@ class Dashes:
 
 
 def scenes(rng: np.random.Generator, attempts: int) -> tuple[Dashes, Dashes]:
-    """The two long contours and the distractors of as many images as succeed.
+    """Return the two long contours and the distractors of as many images as succeed.
 
     The long contours are grown one by one and then paired, each used once, so that no pair touches. To grow both in
     one window and start over whenever one is stuck has the same outcome, once in a thousand attempts.
@@ -77,7 +77,7 @@ def _long_contours(rng: np.random.Generator, origins: np.ndarray) -> tuple[Dashe
 
 
 def _pairs(first: Dashes, cover: np.ndarray, second: Dashes) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of contours that do not touch and whose origins are as far apart as they should be, each used once."""
+    """Pair contours that do not touch and whose origins are far enough apart, each used once; return their indices."""
     x, y = _pixels(second.at(_ALONG))
     drawn = np.zeros((len(x), WINDOW, WINDOW), bool)
     drawn[np.arange(len(x))[:, None, None], y, x] = True
@@ -144,7 +144,7 @@ def _grow(
 def _fits(
     cover: np.ndarray, rows: np.ndarray, least: np.ndarray, tails: np.ndarray, directions: np.ndarray
 ) -> np.ndarray:
-    """Which of the (rows, trials) dashes lie clear of all dashes before `least`, and leave a way on."""
+    """Return which of the (rows, trials) dashes lie clear of all dashes before `least` and leave a way on."""
     dash = Dashes(tails, directions)
     way_on = dash.at(DASH + MARGIN) + directions[..., None] * _AHEAD * np.float32(MARGIN + DASH)
     points = np.concatenate([dash.at(_ALONG), way_on], -1)

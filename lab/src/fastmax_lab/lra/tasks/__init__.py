@@ -34,12 +34,12 @@ def module(name: str) -> TaskModule:
 
 
 def data_sets() -> dict[str, DataSet]:
-    """Where the data of each task comes from."""
+    """Return the data set of each task."""
     return {name: one.DATA for name, one in _MODULES.items()}
 
 
 def task(name: str, *, length: int | None = None) -> Task:
-    """A task by name; `length` makes its sequences shorter than the official ones.
+    """Return a task by name; `length` makes its sequences shorter than the official ones.
 
     Texts are cut. ListOps expressions are no longer than it; an expression cannot be cut. Images are averaged over
     squares of pixels, so that their length is 1024, 256, 64, 16 or 4.
@@ -57,10 +57,10 @@ def task(name: str, *, length: int | None = None) -> Task:
 def load(
     name: str, split: str, data: Path, *, length: int | None = None, limit: int | None = None, seed: int = 0
 ) -> Split:
-    """The first `limit` examples of a split, or all.
+    """Load the first `limit` examples of a split, or all.
 
     They come from the official files in `data` if it has them, else from the compact ones. ListOps and Pathfinder are
-    generated from `seed` where there are neither; for the others FileNotFoundError says what is missing. The arrays
+    generated from `seed` if there are neither; for the others FileNotFoundError lists the missing files. The arrays
     are built once and kept in `data`, or in the user's cache folder if that cannot be written to.
     """
     if split not in SPLITS:

@@ -54,7 +54,7 @@ DATA = DataSet(
 
 
 def source(data: Path, split: str, length: int, seed: int) -> Source:  # noqa: ARG001  (one signature for all tasks)
-    """Of the training images the last tenth is for validation."""
+    """Return the source of a split. The last tenth of the training images is for validation."""
     part = "test" if split == "test" else "train"
     compact = f"cifar10_grey/{part}.bin.xz"
     found = files.find(data, [*_OFFICIAL, compact])
@@ -93,7 +93,7 @@ def _official(path: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _records(path: Path, body: bytes, channels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Records of a label and the pixels, plane by plane."""
+    """Return labels and images of records, each a label and then the pixels, plane by plane."""
     size = 1 + channels * pixels.SIDE**2
     if not body or len(body) % size:
         raise ValueError(f"{path} has {len(body):,} bytes, which is no whole number of records of {size} bytes")

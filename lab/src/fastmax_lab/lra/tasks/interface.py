@@ -1,4 +1,4 @@
-"""What a task module has: the shape of the task, its presets, where its data comes from, the paper's figures, a reader."""
+"""The parts of a task module: the task's shape, its presets, its data set, the paper's figures, a reader."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -61,7 +61,7 @@ def source(data: Path, split: str, length: int, seed: int) -> Source:
 
 
 def tokenize(expression: bytes) -> bytes:
-    """The tokens as bytes; parentheses, which say nothing that the brackets do not, are left out."""
+    """Return the tokens as bytes, without the parentheses, which repeat what the brackets say."""
     text = expression
     for number, name in enumerate(OPERATORS, FIRST_OPERATOR):
         text = text.replace(f"[{name}".encode(), bytes([number]))
@@ -73,14 +73,14 @@ def tokenize(expression: bytes) -> bytes:
 
 
 def _generated(seed: int, split: str, length: int) -> Iterator[Block]:
-    """The official range of lengths is from a quarter of the longest to the longest; so it is for shorter ones."""
+    """Yield generated blocks. Lengths range from a quarter of the longest to the longest, as officially."""
     rng = np.random.default_rng([seed, list(SIZES).index(split)])
     for batch in listops_trees.generate(rng, length // 4, length):
         yield Block(*batch)
 
 
 def _official(path: Path, length: int) -> Iterator[Block]:
-    """A cut expression has no value: those longer than `length` are left out."""
+    """Yield the official blocks without expressions longer than `length`: a cut expression has no value."""
     for rows in batches(_rows(path, length)):
         lengths = np.array([len(tokens) for tokens, _ in rows], np.int32)
         tokens = np.zeros((len(rows), length), np.uint8)

@@ -67,7 +67,7 @@ def _generated(seed: int, split: str, length: int) -> Iterator[Block]:
 
 
 def _official(folder: Path, lists: list[Path], split: str, length: int) -> Iterator[Block]:
-    """Of all images in the order of the lists, 80 % are for training, 10 % for validation and 10 % for the test."""
+    """Yield the official blocks: in the order of the lists, 80 % for training, 10 % for validation, 10 % for the test."""
     rows = [row for path in lists for row in _listed(folder, path)]
     first, second = len(rows) * 8 // 10, len(rows) * 9 // 10
     part = {"train": rows[:first], "val": rows[first:second], "test": rows[second:]}[split]
@@ -77,7 +77,7 @@ def _official(folder: Path, lists: list[Path], split: str, length: int) -> Itera
 
 
 def _listed(folder: Path, path: Path) -> Iterator[tuple[Path, int]]:
-    """The lists are text in spite of their name: folder, file, number, label, and more that is not needed."""
+    """Yield images and labels of a list. It is text in spite of its name: folder, file, number, label, and more."""
     for number, line in files.lines(path):
         fields = line.decode("ascii", errors="replace").split()
         with files.row(path, number):
@@ -90,7 +90,7 @@ def _listed(folder: Path, path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _image(path: Path) -> np.ndarray:
-    """An 8-bit grey PNG image, every checksum of it right: Pillow's decoder alone reads damaged pixels without a word."""
+    """Read an 8-bit grey PNG and check every checksum: Pillow's decoder alone silently reads damaged pixels."""
     from PIL import Image
 
     body = path.read_bytes()

@@ -63,7 +63,7 @@ def _blocks(rows: Iterator[Pair], length: int) -> Iterator[Block]:
 
 
 def _official(path: Path) -> Iterator[Pair]:
-    """A line each: label, two ids, two texts; no header, no quoting."""
+    """Yield the pairs of the official file, a line each: label, two ids, two texts; no header, no quoting."""
     for number, line in files.lines(path):
         fields = line.split(b"\t")
         with files.row(path, number):

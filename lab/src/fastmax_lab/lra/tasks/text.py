@@ -52,7 +52,7 @@ DATA = DataSet(
 
 
 def source(data: Path, split: str, length: int, seed: int) -> Source:  # noqa: ARG001  (one signature for all tasks)
-    """Validation is the test set, as in LRA: the archive has no third part."""
+    """Return the source of a split. Validation is the test set, as in LRA: the archive has no third part."""
     part = "train" if split == "train" else "test"
     compact = f"imdb/{part}.tsv.xz"
     found = files.find(data, [*_OFFICIAL, compact])
@@ -72,7 +72,7 @@ def _blocks(reviews: Iterator[tuple[int, bytes]], length: int) -> Iterator[Block
 
 
 def _compact(path: Path) -> Iterator[tuple[int, bytes]]:
-    """A line each: label, stars, id, review."""
+    """Yield label and review of each line: label, stars, id, review."""
     for number, line in files.lines(path):
         fields = line.split(b"\t", 3)
         with files.row(path, number):
