@@ -24,7 +24,6 @@ PRIVATE = {
     "fastmax.dropout": ("MODES",),
     # the baselines: layers with another attention in place of Fastmax
     "fastmax.core": ("default_scale", "normalized", "similarity"),
-    "fastmax.nn.gate": ("Gate",),
     "fastmax.nn.options": ("layer_scale",),
     "fastmax.nn.sharded": ("Sequence", "SharesSequence"),
     # benchmarks of one backend or one form, and the operations that they count

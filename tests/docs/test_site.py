@@ -16,7 +16,12 @@ pytest.importorskip("mkdocs")
 pytest.importorskip("latex2mathml")
 
 PUBLIC = ("fastmax", "fastmax.distributed", "fastmax.integrations.transformers")
-MORE = ("fastmax.models.FastmaxLM", "fastmax.models.LMConfig", "fastmax.integrations.onnx.export_onnx")
+MORE = (
+    "fastmax.models.FastmaxLM",
+    "fastmax.models.LMConfig",
+    "fastmax.integrations.onnx.export_onnx",
+    "fastmax.state.WindowState",
+)
 """Of modules that do not list what is public."""
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fastmax import validation
 from fastmax.api import fastmax_attention
 from fastmax.core import default_scale
-from fastmax.nn.gate import ForgetGate
+from fastmax.nn import ForgetGate
 from fastmax.nn.options import layer_scale
 from fastmax.nn.sharded import SharesSequence
 from fastmax_lab.baselines import DECAYS, SCALES

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from fastmax.nn.gate import ForgetGate
+from fastmax.nn import ForgetGate
 
 
 class Attention(nn.Module, ABC):

@@ -1,6 +1,6 @@
 """The registry: every attention to compare with, by its name."""
 
-from fastmax.nn.gate import ForgetGate
+from fastmax.nn import ForgetGate
 from fastmax_lab.baselines import NAMES, Options
 from fastmax_lab.baselines.fastmax import MEMORY, Fastmax
 from fastmax_lab.baselines.informer import Informer

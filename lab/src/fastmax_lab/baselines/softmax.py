@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from fastmax.core import normalized
-from fastmax.nn.gate import ForgetGate
+from fastmax.nn import ForgetGate
 from fastmax_lab.baselines.interface import Attention, per_key, without_padding
 
 

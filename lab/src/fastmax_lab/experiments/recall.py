@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, elu, gelu, pad, scaled_dot_product_attention
 
 from fastmax.api import fastmax_attention
-from fastmax.nn.gate import ForgetGate
+from fastmax.nn import ForgetGate
 from fastmax.nn.options import layer_scale
 from fastmax_lab.baselines.performer import STABILIZER, log_features, orthogonal_gaussian
 from fastmax_lab.experiments.training import Watch, reaches, train

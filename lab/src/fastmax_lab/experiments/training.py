@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fastmax.models import FastmaxLM, LMConfig
-from fastmax.nn import FastmaxAttention
-from fastmax.nn.gate import ForgetGate
+from fastmax.nn import FastmaxAttention, ForgetGate
 from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
 from fastmax_lab.lra.metrics import DivergedError
 
