@@ -2,10 +2,11 @@
 
 import signal
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     Ctrl-C and SIGTERM unwind the stack, so that half-made files and locks are removed. An import that Ctrl-C interrupts
@@ -26,7 +27,7 @@ def main() -> int:
     try:
         from fastmax_lab import cli
 
-        return cli.main()
+        return cli.main(arguments)
     except Exception:
         if not interrupts:
             raise

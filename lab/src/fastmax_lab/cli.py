@@ -139,7 +139,3 @@ def _first_paragraph(box: str) -> str:
 
 def _one_line(error: object) -> str:
     return " ".join(str(error).split())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -67,7 +67,7 @@ def test_the_children_of_a_terminal_are_quiet_too() -> None:
 def test_an_interrupt_that_an_import_turned_into_another_error_is_quiet(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def convert() -> int:
+    def convert(_: object) -> int:
         try:
             os.kill(os.getpid(), signal.SIGINT)
         except KeyboardInterrupt:
@@ -83,7 +83,7 @@ def test_an_interrupt_that_an_import_turned_into_another_error_is_quiet(
 def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a job in the background."""
 
-    def work() -> int:
+    def work(_: object) -> int:
         os.kill(os.getpid(), signal.SIGINT)
         return 0
 
@@ -94,7 +94,7 @@ def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("restored_signals")
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> int:
+    def fail(_: object) -> int:
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(cli, "main", fail)

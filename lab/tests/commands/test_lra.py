@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lab.tests.lra import made_up
@@ -116,16 +115,16 @@ def test_messages(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_sweep_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Stopped in the middle of its third run, it repeats none of the first two and continues the third."""
     grid = ["sweep", "--tasks", "text", "image", "--attentions", "fastmax1", "linear", "--out", "grid", *SHORT]
-    steps = train._step
+    step = train.Run.step
     calls: list[str] = []
 
-    def counted(*arguments: Any) -> object:
-        calls.append(arguments[5].attention)
+    def counted(run: train.Run, number: int) -> object:
+        calls.append(run.config.attention)
         if len(calls) == 4 + 4 + 3:
             raise KeyboardInterrupt
-        return steps(*arguments)
+        return step(run, number)
 
-    monkeypatch.setattr(train, "_step", counted)
+    monkeypatch.setattr(train.Run, "step", counted)
     monkeypatch.setenv("COLUMNS", "200")
     assert made_up.main(grid) == 130
     assert len(list(Path("grid").glob(f"*/{train.RESULT}"))) == 2

@@ -4,11 +4,12 @@ Run as a module it is the `fastmax-lab lra` command on this data, for tests that
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from fastmax_lab import cli
+from fastmax_lab import __main__, cli
 from fastmax_lab.lra import tasks
 from fastmax_lab.lra.tasks import Split, Task
 
@@ -54,9 +55,9 @@ def install() -> None:
         setattr(tasks, name, stand_in)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], run: Callable[[list[str]], int] = cli.main) -> int:
     install()
-    code = cli.main(["lra", *arguments])
+    code = run(["lra", *arguments])
     left = [name for name in _threads() if "gloo" in name]
     assert not left, f"threads that can abort the end of the process: {left}"
     return code
@@ -68,4 +69,4 @@ def _threads() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], __main__.main))

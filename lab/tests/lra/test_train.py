@@ -24,6 +24,7 @@ from fastmax_lab.lra.run import RunConfig, configure
 from fastmax_lab.lra.train import BEST, LATEST, RESULT, make_optimizer, step_seed, train
 
 ROOT = Path(__file__).parents[3]
+PATHS = (ROOT / "src", ROOT / "lab" / "src", ROOT)
 OPTIONS = ["--steps", "30", "--batch", "8", "--eval-every", "10", "--checkpoint-every", "3", "--log-every", "1"]
 
 
@@ -36,7 +37,7 @@ def _tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(*arguments: str, rank: int = 0, world: int = 1, port: int = 0) -> subprocess.Popen[str]:
     """`fastmax-lab lra` on made-up data in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, PATHS))}
     if world > 1:
         environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
         environment |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

@@ -1,10 +1,10 @@
-"""The training loop, run by accelerate: checkpoint and step decide everything, so a kill at any moment loses nothing."""
+"""The training loop, run by accelerate. Checkpoint and step decide everything, so a kill at any moment loses nothing."""
 
 import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fastmax_lab.lra import checkpoint, tasks
 from fastmax_lab.lra.batches import check_shards, shard, take, training_rows
 from fastmax_lab.lra.checkpoint import Position
 from fastmax_lab.lra.config import Pace, Processes
-from fastmax_lab.lra.evaluate import batches, evaluate, load_split
+from fastmax_lab.lra.evaluate import Score, batches, evaluate, load_split
 from fastmax_lab.lra.metrics import DivergedError, Metrics
 from fastmax_lab.lra.processes import Share, share
 from fastmax_lab.lra.run import RunConfig
@@ -28,12 +28,12 @@ from fastmax_lab.lra.schedule import learning_rate
 from fastmax_lab.lra.tasks import Split
 
 Watch = Callable[[int, str], None]
-"""Told the number of a step and a line on it."""
+"""Takes the number of a step and a line about it."""
 LATEST, BEST, RESULT = "checkpoint.safetensors", "best.safetensors", "result.json"
 
 
 def make_accelerator(precision: str, device: str = "auto") -> Any:
-    """One per process, on what accelerate and torchrun say of the machines, else on this one; "cpu" leaves GPUs alone."""
+    """Return the accelerator of this process, as accelerate and torchrun configure it; "cpu" leaves GPUs alone."""
     with waiting("loading accelerate"):
         from accelerate import Accelerator  # type: ignore[import-untyped]
 
@@ -41,7 +41,7 @@ def make_accelerator(precision: str, device: str = "auto") -> Any:
 
 
 def is_main_process() -> bool:
-    """Whether this one speaks to the user."""
+    """Return True in the process that prints."""
     from accelerate import PartialState
 
     return bool(PartialState().is_main_process)
@@ -59,14 +59,24 @@ def train(
     say: Callable[[str], None] = print,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Train, test the best checkpoint, write and return the result. `resume` continues if there is something to continue.
+    """Train, test the best checkpoint, write the result and return it.
 
-    `say` hears of scores, `watch` of the steps in between, in the place of a bar of this run's own.
     A run that is refused, for its settings, its data or because another one holds the folder, writes nothing.
+
+    Args:
+        config: The settings that decide the numbers.
+        data: The folder of the data.
+        out: The folder of the run.
+        resume: Continue from a checkpoint in `out`, if there is one.
+        pace: The steps between writes.
+        processes: The division of work.
+        device: "auto" or "cpu".
+        say: Receives the scores.
+        watch: Receives the steps in between. If it is None, a progress bar shows them.
     """
-    pace = Pace() if pace is None else pace
     accelerator = make_accelerator(config.precision, device)
-    model = _first_weights(config)
+    torch.manual_seed(config.seed)
+    model = config.make_model()
     part = share(accelerator, Processes() if processes is None else processes, model)
     check_shards(config.train.batch, part.world)
     with _held(accelerator, out):
@@ -78,17 +88,133 @@ def train(
             splits = {name: load_split(config, name, data) for name in tasks.SPLITS}
         for name in ("val", "test"):
             batches(splits[name], config)
-        return _run(accelerator, part, model, config, splits, found, out, pace, say, watch)
+        prepared = accelerator.prepare(model, make_optimizer(model, config))
+        run = Run(config, splits, out, Pace() if pace is None else pace, say, accelerator, part, *prepared)
+        if found is not None:
+            run.restore(found)
+        if accelerator.is_main_process:
+            remove_partial(out)
+            first = run.position.step
+            with Metrics(out, first) as metrics, _shown(first, config.train.steps, watch) as show:
+                run.train(metrics, show)
+        else:
+            run.train(None, _ignore)
+        return run.test()
 
 
-def _first_weights(config: RunConfig) -> nn.Module:
-    torch.manual_seed(config.seed)
-    return config.make_model()
+@dataclass
+class Run:
+    """A training in one process: its settings, data and devices, and how far it is. All processes call all methods."""
+
+    config: RunConfig
+    splits: dict[str, Split]
+    out: Path
+    pace: Pace
+    say: Callable[[str], None]
+    accelerator: Any
+    share: Share
+    model: nn.Module
+    optimizer: Any
+    position: Position = field(default_factory=Position)
+
+    def restore(self, held: checkpoint.Checkpoint) -> None:
+        """Continue from a checkpoint."""
+        checkpoint.restore(held, self.model, self.optimizer.optimizer)
+        self.position = held.position
+
+    def train(self, metrics: Metrics | None, show: Watch) -> None:
+        """Take the remaining steps. `metrics` is the log, in the first process."""
+        steps, first, started = self.config.train.steps, self.position.step, time.monotonic()
+        self.model.train()
+        for step in range(first, steps):
+            loss, accuracy = self.step(step)
+            done = step + 1
+            last = done == steps
+            if last or done % self.pace.log_every == 0:
+                means = self.accelerator.reduce(torch.stack((loss, accuracy)), "mean").tolist()
+                if not np.isfinite(means[0]):
+                    raise DivergedError(f"the loss is {means[0]} at step {done}", "try a smaller --lr")
+                speed = (done - first) / (time.monotonic() - started)
+                if metrics is not None:
+                    values = {"loss": means[0], "accuracy": means[1], "lr": learning_rate(self.config.train, step)}
+                    metrics.log(done, "train", values | {"steps_per_second": speed})
+                show(done, f"step {done:,}, loss {means[0]:.4f}, accuracy {means[1]:.3f}, {speed:.2f} steps/s")
+            self.position = replace(self.position, step=done)
+            evaluated = last or done % self.config.evaluation_steps == 0
+            if evaluated:
+                score = self.score_dev()
+                if metrics is not None:
+                    metrics.log(done, "dev", {"loss": score.loss, "accuracy": score.accuracy})
+            if evaluated or done % self.pace.checkpoint_every == 0:
+                self._save(LATEST, self.optimizer.optimizer)
+
+    def step(self, step: int) -> tuple[Tensor, Tensor]:
+        """Update the weights once. Returns the loss and the accuracy of this process's part of the batch."""
+        config, split = self.config, self.splits["train"]
+        lengths = split.lengths if config.group_lengths else None
+        rows = training_rows(len(split.labels), config.train.batch, config.seed, step, lengths=lengths)
+        batch = take(split, shard(rows, self.share.rank, self.share.world), trim=not config.quirks.full_length_mean)
+        batch = self.share.of(batch).to(self.accelerator.device)
+        torch.manual_seed(step_seed(config.seed, step, self.accelerator.process_index))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config.train, step)
+        with self.accelerator.autocast():
+            logits = self.model(batch.tokens, batch.lengths)
+        loss = cross_entropy(logits.float(), batch.labels)
+        self.accelerator.backward(loss)
+        if config.train.clip_value is not None:
+            self.accelerator.clip_grad_value_(self.model.parameters(), config.train.clip_value)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach(), (logits.argmax(-1) == batch.labels).float().mean()
+
+    def score_dev(self) -> Score:
+        """Score the dev set. Keep the weights if they are the best since the share of steps that the preset waits for."""
+        position, config = self.position, self.config
+        number = position.step // config.evaluation_steps
+        score = evaluate(self.accelerator, self.share, self.model, self.splits["val"], config, evaluation=number)
+        self._say(f"step {position.step:,}: dev loss {score.loss:.4f}, accuracy {score.accuracy:.4f}", score)
+        late = position.step >= config.train.best_after * config.train.steps
+        if late and score.accuracy > position.best_accuracy:
+            self.position = Position(position.step, position.step, score.accuracy)
+            self._save(BEST, None)
+        return score
+
+    def test(self) -> dict[str, Any]:
+        """Score the test set with the best weights, write the result and return it."""
+        self.accelerator.wait_for_everyone()
+        checkpoint.restore(checkpoint.load(self.out / BEST), self.model, None)
+        with waiting("testing"):
+            score = evaluate(self.accelerator, self.share, self.model, self.splits["test"], self.config)
+        labels = self.splits["test"].labels
+        result = {
+            "config": json.loads(self.config.to_json()),
+            "test": score._asdict(),
+            "dev_accuracy": self.position.best_accuracy,
+            "best_step": self.position.best_step,
+            "examples": {name: len(split.labels) for name, split in self.splits.items()},
+            "most_frequent": float(np.bincount(labels).max() / len(labels)),
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+        }
+        if self.accelerator.is_main_process:
+            write_whole(self.out / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+        best = f"of step {self.position.best_step:,}"
+        self._say(f"test loss {score.loss:.4f}, accuracy {score.accuracy:.4f} {best}", score)
+        return result
+
+    def _save(self, name: str, optimizer: torch.optim.Optimizer | None) -> None:
+        held = checkpoint.collect(self.config, self.position, self.model, optimizer)
+        if self.accelerator.is_main_process:
+            checkpoint.save(self.out / name, held)
+
+    def _say(self, line: str, score: Score) -> None:
+        if self.accelerator.is_main_process:
+            self.say(f"{line} ({score.examples:,} examples)")
 
 
 @contextmanager
 def _held(accelerator: Any, out: Path) -> Iterator[None]:
-    """The folder, for the first process; if it cannot be had, every process is told why."""
+    """Hold the folder in the first process. If it cannot be held, every process raises the reason."""
     from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
 
     with ExitStack() as stack:
@@ -104,36 +230,9 @@ def _held(accelerator: Any, out: Path) -> Iterator[None]:
         yield
 
 
-def _run(
-    accelerator: Any,
-    part: Share,
-    model: nn.Module,
-    config: RunConfig,
-    splits: dict[str, Split],
-    found: checkpoint.Checkpoint | None,
-    out: Path,
-    pace: Pace,
-    say: Callable[[str], None],
-    watch: Watch | None,
-) -> dict[str, Any]:
-    model, optimizer = accelerator.prepare(model, make_optimizer(model, config))
-    position = Position()
-    if found is not None:
-        checkpoint.restore(found, model, optimizer.optimizer)
-        position = found.position
-    if accelerator.is_main_process:
-        remove_partial(out)
-        with Metrics(out, position.step) as metrics, _shown(position.step, config.train.steps, watch) as show:
-            position = _loop(
-                accelerator, part, model, optimizer, splits, config, position, out, pace, metrics, say, show
-            )
-    else:
-        position = _loop(accelerator, part, model, optimizer, splits, config, position, out, pace, None, say, _unheard)
-    return _finish(accelerator, part, model, config, position, splits, out, say)
-
-
 @contextmanager
 def _shown(first: int, steps: int, watch: Watch | None) -> Iterator[Watch]:
+    """Yield the watcher that was given, or a progress bar."""
     if watch is not None:
         yield watch
         return
@@ -141,11 +240,12 @@ def _shown(first: int, steps: int, watch: Watch | None) -> Iterator[Watch]:
         yield lambda step, line: bar.show(step - first, line)
 
 
-def _unheard(_step: int, _line: str) -> None:
-    """Of the processes that do not speak."""
+def _ignore(_step: int, _line: str) -> None:
+    """Progress reporter for processes other than the first. Prints nothing."""
 
 
 def _found(config: RunConfig, out: Path, resume: bool) -> checkpoint.Checkpoint | None:
+    """Return the checkpoint to continue from, or None."""
     path = out / LATEST
     if not path.exists():
         return None
@@ -155,7 +255,7 @@ def _found(config: RunConfig, out: Path, resume: bool) -> checkpoint.Checkpoint 
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
-    """Learned scales and gates are left out of weight decay, which would pull them to uniform attention and to 1/2."""
+    """Return AdamW without weight decay on learned scales and gates, which it would pull to uniform attention and 1/2."""
     t = config.train
     spared = {name: p for name, p in model.named_parameters() if name.endswith("head_scale") or ".gate." in name}
     others = [p for name, p in model.named_parameters() if name not in spared]
@@ -164,127 +264,7 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=t.lr, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay, fused=True)
 
 
-def _loop(
-    accelerator: Any,
-    part: Share,
-    model: nn.Module,
-    optimizer: Any,
-    splits: dict[str, Split],
-    config: RunConfig,
-    position: Position,
-    out: Path,
-    pace: Pace,
-    metrics: Metrics | None,
-    say: Callable[[str], None],
-    show: Watch,
-) -> Position:
-    steps = config.train.steps
-    first, started = position.step, time.monotonic()
-    model.train()
-    for step in range(first, steps):
-        loss, accuracy = _step(accelerator, part, model, optimizer, splits["train"], config, step)
-        done = step + 1
-        last = done == steps
-        if last or done % pace.log_every == 0:
-            both = accelerator.reduce(torch.stack((loss, accuracy)), "mean").tolist()
-            if not np.isfinite(both[0]):
-                raise DivergedError(f"the loss is {both[0]} at step {done}", "try a smaller --lr")
-            speed = (done - first) / (time.monotonic() - started)
-            if metrics is not None:
-                values = {"loss": both[0], "accuracy": both[1], "lr": learning_rate(config.train, step)}
-                metrics.log(done, "train", values | {"steps_per_second": speed})
-            show(done, f"step {done:,}, loss {both[0]:.4f}, accuracy {both[1]:.3f}, {speed:.2f} steps/s")
-        evaluated = last or done % config.evaluation_steps == 0
-        position = replace(position, step=done)
-        if evaluated:
-            position = _evaluate_dev(accelerator, part, model, splits["val"], config, position, out, metrics, say)
-        if evaluated or done % pace.checkpoint_every == 0:
-            held = checkpoint.collect(config, position, model, optimizer.optimizer)
-            if accelerator.is_main_process:
-                checkpoint.save(out / LATEST, held)
-    return position
-
-
-def _step(
-    accelerator: Any, part: Share, model: nn.Module, optimizer: Any, split: Split, config: RunConfig, step: int
-) -> tuple[Tensor, Tensor]:
-    """One update. Returns the loss and the accuracy of this process's part of the batch."""
-    lengths = split.lengths if config.group_lengths else None
-    rows = training_rows(len(split.labels), config.train.batch, config.seed, step, lengths=lengths)
-    batch = take(split, shard(rows, part.rank, part.world), trim=not config.quirks.full_length_mean)
-    batch = part.of(batch).to(accelerator.device)
-    torch.manual_seed(step_seed(config.seed, step, accelerator.process_index))
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(config.train, step)
-    with accelerator.autocast():
-        logits = model(batch.tokens, batch.lengths)
-    loss = cross_entropy(logits.float(), batch.labels)
-    accelerator.backward(loss)
-    if config.train.clip_value is not None:
-        accelerator.clip_grad_value_(model.parameters(), config.train.clip_value)
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.detach(), (logits.argmax(-1) == batch.labels).float().mean()
-
-
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """Random numbers are a function of the step, so a resumed run draws those it would have drawn."""
+    """Return the seed of a step. A resumed run then draws the random numbers that it would have drawn."""
     words = np.random.SeedSequence((seed, step, rank)).generate_state(2)
     return int(words[0]) << 31 ^ int(words[1])
-
-
-def _evaluate_dev(
-    accelerator: Any,
-    part: Share,
-    model: nn.Module,
-    split: Split,
-    config: RunConfig,
-    position: Position,
-    out: Path,
-    metrics: Metrics | None,
-    say: Callable[[str], None],
-) -> Position:
-    """Score the dev set; keep the weights if they are the best since the share of steps that the preset waits for."""
-    number = position.step // config.evaluation_steps
-    score = evaluate(accelerator, part, model, split, config, evaluation=number)
-    if metrics is not None:
-        metrics.log(position.step, "dev", {"loss": score.loss, "accuracy": score.accuracy})
-        say(f"step {position.step:,}: dev loss {score.loss:.4f}, accuracy {score.accuracy:.4f} ({score.examples:,})")
-    late = position.step >= config.train.best_after * config.train.steps
-    if late and score.accuracy > position.best_accuracy:
-        position = Position(position.step, position.step, score.accuracy)
-        held = checkpoint.collect(config, position, model, None)
-        if accelerator.is_main_process:
-            checkpoint.save(out / BEST, held)
-    return position
-
-
-def _finish(
-    accelerator: Any,
-    part: Share,
-    model: nn.Module,
-    config: RunConfig,
-    position: Position,
-    splits: dict[str, Split],
-    out: Path,
-    say: Callable[[str], None],
-) -> dict[str, Any]:
-    accelerator.wait_for_everyone()
-    checkpoint.restore(checkpoint.load(out / BEST), model, None)
-    with waiting("testing"):
-        score = evaluate(accelerator, part, model, splits["test"], config)
-    result = {
-        "config": json.loads(config.to_json()),
-        "test": score._asdict(),
-        "dev_accuracy": position.best_accuracy,
-        "best_step": position.best_step,
-        "examples": {name: len(split.labels) for name, split in splits.items()},
-        "most_frequent": float(np.bincount(splits["test"].labels).max() / len(splits["test"].labels)),
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
-    if accelerator.is_main_process:
-        write_whole(out / RESULT, (json.dumps(result, indent=1) + "\n").encode())
-        say(
-            f"test loss {score.loss:.4f}, accuracy {score.accuracy:.4f} ({score.examples:,}), of step {position.best_step:,}"
-        )
-    return result
