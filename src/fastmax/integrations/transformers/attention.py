@@ -90,9 +90,9 @@ def _default_normalize(module: nn.Module) -> bool | str:
 
 
 def _scale(options: AttentionOptions, head_dim: int, scaling: float | None) -> float:
-    """Normalized tokens have the size that 1 / sqrt(D) is made for, whatever scale the module has for its own.
+    """Return the scale of a module's products. Normalized tokens have the size that 1 / sqrt(D) is made for.
 
-    (Some apply it to the queries beforehand and pass 1, others have one for products of another size.)
+    The module's own `scaling` serves without normalization only: some modules apply it to the queries beforehand and pass 1.
     """
     if options.scale is not None:
         return options.scale
@@ -100,7 +100,7 @@ def _scale(options: AttentionOptions, head_dim: int, scaling: float | None) -> f
 
 
 def _mask(module: nn.Module, mask: Tensor | None, is_causal: bool | None) -> tuple[Tensor | None, bool]:
-    """The keys that count, (B, Nk), and causality, from what the mask function returned (see masks.py)."""
+    """Return the keys that count, (B, Nk), and causality, from the result of the mask function (see masks.py)."""
     if mask is None or mask.shape[0] == 0:
         return None, bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     if mask.dtype != torch.bool or not (mask.dim() == 2 or (mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1)):

@@ -78,7 +78,7 @@ def _keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tens
 
 
 def _is_packed(mask_function: Callable[..., Any]) -> bool:
-    """Whether it is causality within sequences that are told apart by their positions, and nothing else."""
+    """Return True if the mask is causal within sequences that are packed, and nothing else."""
     parts = [cell.cell_contents for cell in mask_function.__closure__ or ()]
     inner = parts[0] if len(parts) == 1 and isinstance(parts[0], tuple) else ()
     names = [getattr(part, "__qualname__", "").partition(".")[0] for part in inner]

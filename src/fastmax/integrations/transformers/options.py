@@ -1,4 +1,4 @@
-"""What Fastmax does in one attention module of a transformers model: options in plain values, and what they learn."""
+"""The options of Fastmax in one attention module of a transformers model, and the parameters that they add."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -15,7 +15,7 @@ CHILD = "fastmax"
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """As `configure` documents them. Plain values all: they are written to config.json and read back."""
+    """The plain values that `configure` documents. They are written to config.json and read back."""
 
     order: int = 2
     normalize: bool | str = True
@@ -47,7 +47,7 @@ class AttentionOptions:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`. A name that this version does not know is refused: it would change the numbers."""
+        """Return the options of a dictionary. An unknown name raises ValueError: it would change the numbers."""
         unknown = sorted(set(values) - set(cls.__dataclass_fields__))
         if unknown:
             raise ValueError(f"this version of fastmax does not know the options {', '.join(unknown)}")

@@ -1,4 +1,4 @@
-"""Which modules came to the attention function and what became of them, for as long as somebody wants to know."""
+"""A recorder of the modules that call the attention function, and of what it did for each."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ _calls: ContextVar[Calls | None] = ContextVar("calls", default=None)
 
 @contextmanager
 def recording() -> Iterator[Calls]:
-    """A dictionary that fills with what the attention function did, by module."""
+    """Return a dictionary that fills with what the attention function did, by module."""
     calls: Calls = {}
     token = _calls.set(calls)
     try:

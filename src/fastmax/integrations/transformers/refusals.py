@@ -1,4 +1,4 @@
-"""What Fastmax cannot honour, each by its name and with the way out."""
+"""The refusals: requests of models that Fastmax cannot fulfil, each with its name and the remedy."""
 
 from typing import Any, NoReturn
 
@@ -21,7 +21,7 @@ def refuse(what: str, way_out: str) -> NoReturn:
 
 
 def arguments(module: nn.Module, more: dict[str, Any]) -> None:
-    """What a model may ask of its attention function beside query, key, value and mask."""
+    """Check the arguments that a model gives its attention function beside query, key, value and mask."""
     for name, why in _WITHOUT.items():
         if more.get(name) is not None:
             refuse(f"{name} ({type(module).__name__} {why})", SOFTMAX)

@@ -10,7 +10,7 @@ Batch = Mapping[str, Any]
 
 
 def split(source: Iterable[Batch], held_out: int) -> tuple[list[Batch], Iterator[Batch]]:
-    """The first `held_out` batches, and the others, passed over without end: in each pass the first are left out."""
+    """Return the first `held_out` batches, and an endless iterator over the others."""
     if held_out < 1:
         raise ValueError(f"held_out must be at least 1, got {held_out}")
     first_pass = iter(source)
@@ -39,7 +39,7 @@ def _endless(source: Iterable[Batch], current: Iterator[Batch], held_out: int) -
 
 
 def on(device: Any, batch: Batch) -> dict[str, Any]:
-    """The batch with its tensors on a device."""
+    """Return the batch with its tensors on a device."""
     return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()}
 
 
@@ -54,7 +54,7 @@ def counted(batch: Batch, like: Tensor, decoder: bool) -> Tensor:
 
 
 def tokens_of(batch: Batch) -> int:
-    """Of the tensor that the model reads first."""
+    """Return the number of tokens of the tensor that the model reads first."""
     for name in ("attention_mask", "input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values"):
         x = batch.get(name)
         if isinstance(x, Tensor):
@@ -63,6 +63,6 @@ def tokens_of(batch: Batch) -> int:
 
 
 def without_cache(model: nn.Module) -> dict[str, bool]:
-    """The argument that keeps a decoder from filling a cache, for a model that has it."""
+    """Return the argument that keeps a decoder from filling a cache, for a model that has it."""
     config = getattr(model, "config", None)
     return {"use_cache": False} if getattr(config, "use_cache", None) is not None else {}

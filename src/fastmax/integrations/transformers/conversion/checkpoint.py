@@ -1,4 +1,4 @@
-"""How far a conversion is, in one safetensors file that is there whole or not at all."""
+"""The checkpoint of a conversion: one safetensors file, written atomically."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -45,7 +45,7 @@ def save(
     optimizer: torch.optim.Optimizer | None,
     best: Mapping[str, Tensor],
 ) -> None:
-    """The parameters of these names, what the optimizer knows of them, and the best of them so far."""
+    """Save the parameters of these names, the optimizer's state of them, and the best of them so far."""
     parameters = dict(model.named_parameters())
     tensors = {_WEIGHT + name: parameters[name].detach() for name in names}
     tensors |= {_BEST + name: x for name, x in best.items()}

@@ -39,17 +39,17 @@ def convert(
     watch: Callable[[str, int, PreTrainedModel], None] | None = None,
     progress: bool = True,
 ) -> Conversion:
-    """A Fastmax model that does what `teacher` does, as nearly as it learns to; `teacher` itself stays as it is.
+    """Train a Fastmax model to imitate `teacher`, which is not changed.
 
-    First every attention layer alone learns, on the inputs that it has in the teacher, the outputs that it has there: its
-    queries and keys, one scale per head, and its gate. Then the whole learns the outputs of the whole. Nothing is random:
-    the same teacher and batches give the same student.
+    First each attention layer learns the teacher's outputs on the teacher's inputs, layer by layer: its queries and keys, one
+    scale per head, and its gate. Then the whole model learns the outputs of the teacher. Nothing is random: the same teacher
+    and batches give the same student.
 
     Args:
         teacher: of any architecture that uses transformers' attention interface, encoder or decoder, in fp32, in evaluation
             mode and with attn_implementation="sdpa". Conversion holds it and the student in memory.
-        batches: what the model takes, as dictionaries of tensors: lists, a DataLoader, a generator that is long enough.
-            They are passed over as often as the steps ask. Tokens that `attention_mask` hides do not count.
+        batches: dictionaries of the model's input tensors: a list, a DataLoader, a generator that is long enough. They are
+            repeated as often as the steps need. Tokens that `attention_mask` hides do not count.
         order: of the student, as in `configure`.
         decay: of the student, as in `configure`. For causal models take "gated". Cross attention does not decay.
         memory: of the student, as in `configure`.
@@ -61,13 +61,13 @@ def convert(
         loss: of the second stage: "logits" (divergence of the predictions), "hidden" (hidden states), "embeddings" (mean-
             pooled outputs and hidden states), or a function of the student's output, the teacher's output and the batch;
             "auto" is "logits" where the model has a head, else "hidden".
-        held_out: so many of the first batches are not trained on; the errors that are reported are those on them. Let them be
-            of every kind that there is.
+        held_out: the number of first batches that are not trained on. The reported errors are theirs, so let them contain
+            every kind of text.
         keep_best: measure the student on them at the start of a stage and after each quarter of it, and end the stage with
             the weights that did best: the layers' errors in the first, the distance of the whole in the second. Neither
             stage then ends worse than it began. Without it a stage ends where its last step ends.
-        checkpoint_path: a file; a conversion with the same settings goes on from it. Written every `save_every` steps and
-            after each stage.
+        checkpoint_path: a file from which a conversion with the same settings continues. Written every `save_every` steps
+            and after each stage.
         save_every: steps between two writings of the checkpoint.
         watch: called with the stage, the number of steps done in it and the student, after each step, and at the start with
             "before" and 0: to measure the student on the way. After the last step of a stage it has the weights that are

@@ -33,10 +33,10 @@ def pairs(student: PreTrainedModel, teacher: PreTrainedModel) -> list[Pair]:
 
 
 def layer_errors(student: PreTrainedModel, layers: list[Pair], batch: Batch, learn: bool) -> dict[str, Tensor]:
-    """By name: what a layer's output misses of the teacher's, squared, over the variance of the latter.
+    """Return by name the squared error of each layer's output against the teacher's, over the variance of the latter.
 
     With `learn` the gradients are added to the parameters, layer by layer, so that one layer's graph is held at a time; no
-    parameter outside of attention may ask for one.
+    parameter outside of attention may require one.
     """
     errors: dict[str, Tensor] = {}
     with _imitating(layers, batch, learn, errors), torch.set_grad_enabled(learn):
@@ -49,7 +49,7 @@ def layer_errors(student: PreTrainedModel, layers: list[Pair], batch: Batch, lea
 
 
 def teacher_pass(teacher: PreTrainedModel, batch: Batch) -> tuple[Any, list[str]]:
-    """The teacher's output, and the names of the attention modules that read other tokens than those that ask."""
+    """Return the teacher's output, and the names of the attention modules whose keys are not of their queries' tokens."""
     crossing: list[str] = []
 
     def note(name: str) -> Any:
@@ -102,7 +102,7 @@ def relative_error(mine: Tensor, theirs: Tensor, weight: Tensor) -> Tensor:
 
 
 def _teach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The teacher's module on what the student's was called with, its mask in the form that SDPA takes."""
+    """Run the teacher's module on the arguments of the student's, with the mask in the form that SDPA takes."""
     call = inspect.signature(module.forward).bind(*args, **kwargs)
     if "attention_mask" in call.arguments:
         length = next(x.shape[1] for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
@@ -113,7 +113,7 @@ def _teach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def softmax_mask(mask: Tensor | None, length: int) -> Tensor | None:
-    """The mask that the Fastmax layers got, for SDPA: one of two dimensions is causal too, the others are as they are."""
+    """Return the mask of the Fastmax layers for SDPA. A mask of two dimensions is made causal, others are kept."""
     if mask is None or mask.dim() != 2:
         return mask
     if mask.numel() == 0:
@@ -125,7 +125,7 @@ def softmax_mask(mask: Tensor | None, length: int) -> Tensor | None:
 
 
 def _shortest(model: PreTrainedModel, batch: Batch) -> nn.Module:
-    """The model without its head, where that takes what is in the batch."""
+    """Return the model without its head, if that takes the entries of the batch."""
     known = inspect.signature(model.base_model.forward).parameters
     return model.base_model if all(name in known for name in batch) else model
 

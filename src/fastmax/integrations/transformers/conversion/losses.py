@@ -14,7 +14,7 @@ Loss = Callable[[Any, Any, Batch], Tensor]
 
 
 def logits(mine: Any, theirs: Any, batch: Batch) -> Tensor:
-    """The divergence of the student's predictions from the teacher's in nats, the mean over the tokens that count."""
+    """Return the divergence of the student's predictions from the teacher's in nats, the mean over the tokens that count."""
     apart = kl_div(mine.logits.log_softmax(-1), theirs.logits.log_softmax(-1), reduction="none", log_target=True).sum(
         -1
     )
@@ -26,7 +26,7 @@ def logits(mine: Any, theirs: Any, batch: Batch) -> Tensor:
 
 
 def hidden(mine: Any, theirs: Any, batch: Batch) -> Tensor:
-    """The relative squared error of the hidden states, the mean over the layers."""
+    """Return the relative squared error of the hidden states, the mean over the layers."""
     states = list(zip(mine.hidden_states[1:], theirs.hidden_states[1:], strict=True))
     return torch.stack([relative_error(a, b, counted(batch, a, False)) for a, b in states]).mean()
 
@@ -48,7 +48,7 @@ LOSSES: dict[str, Loss] = {"logits": logits, "hidden": hidden, "embeddings": emb
 
 
 def chosen(loss: str | Loss, teacher_output: Any) -> Loss:
-    """By name; "auto" compares predictions where there are some, else hidden states."""
+    """Return the loss of a name. "auto" compares predictions if there are some, else hidden states."""
     if callable(loss):
         return loss
     if loss == "auto":

@@ -1,4 +1,4 @@
-"""Which parameters of the student learn in a stage, and at what rate."""
+"""The parameters of the student that learn in a stage, and their rates."""
 
 from typing import Any
 

@@ -36,7 +36,7 @@ class Stage:
             raise ValueError(f"train must be one of {', '.join(TRAINED)}, got {self.train!r}")
 
     def warmth(self, step: int) -> float:
-        """What the rates are multiplied by at a step, counted from 0."""
+        """Return the factor of the learning rates at a step, counted from 0."""
         done = (step + 1) / self.steps
         return done / 0.1 if done < 0.1 else 0.5 * (1 + cos(pi * (done - 0.1) / 0.9))
 

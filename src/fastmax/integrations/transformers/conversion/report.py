@@ -1,4 +1,4 @@
-"""What a conversion found: the student, and how far it is from its teacher."""
+"""The result of a conversion: the student, and its distance from the teacher."""
 
 import json
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ class LayerError:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `convert` returns: the student, and how far it is from its teacher.
+    """The result of `convert`: the student, and its distance from the teacher.
 
     Attributes:
         model: the student, in evaluation mode: save_pretrained keeps all of it.
-        layers: the error of each attention before it learned anything and after the first stage; 0 is the teacher itself.
+        layers: the error of each attention before training and after the first stage; 0 is the teacher itself.
         losses: the distance of the whole model from the teacher on the batches held out, "before", after "transfer" and
             after "distill".
         curve: (stage, step, loss on the training batch: mean of the layers' errors in the first, distance in the second).
-        kept: by stage, the step whose weights it ended with: 0 are those that it began with.
+        kept: by stage, the step whose weights it ended with; 0 are the initial ones.
         tokens: by stage.
         seconds: by stage.
         cpu_seconds: by stage.

@@ -22,7 +22,7 @@ CHECKS = 4
 
 
 class Run:
-    """What is held while a conversion runs; `position` is what it found so far."""
+    """A running conversion; `position` holds its results so far."""
 
     save_every = 100
     watch: Callable[[str, int, PreTrainedModel], None] | None = None
