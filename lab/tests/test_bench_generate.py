@@ -36,6 +36,7 @@ def test_it_is_measured_told_and_drawn(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "picture.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_measurement_that_fails_says_so() -> None:
     with pytest.raises(RuntimeError, match="measuring the memory of nothing failed"):
         generate._measure_memory("nothing", [8], 1)

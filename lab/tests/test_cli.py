@@ -65,6 +65,7 @@ def test_a_defect_keeps_its_traceback(error: Exception, monkeypatch: pytest.Monk
         cli.main(["bench", "long"])
 
 
+@pytest.mark.slow
 def test_bench_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.setattr(core, "MEMORY_TOKENS", [8192, 16384])
     monkeypatch.setattr(core, "TIME_TOKENS", [64, 128])

@@ -147,6 +147,7 @@ def test_what_cannot_be_unpacked_is_one_line(tmp_path: Path, capsys: pytest.Capt
     assert stop.value.code == 2
 
 
+@pytest.mark.slow
 def test_unpacking_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
     path, data = tmp_path / "large.tar", tmp_path / "data"
     with tarfile.open(path, "w") as archive:

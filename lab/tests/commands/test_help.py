@@ -21,6 +21,7 @@ def test_help_has_the_docstring_and_an_example_that_parses(name: str, capsys: py
         assert example.startswith(f"fastmax-lab {name} ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["--tyro-write-completion", "bash", "-"]])
 def test_what_needs_no_torch_does_not_import_it(arguments: list[str]) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "fastmax_lab", *arguments]

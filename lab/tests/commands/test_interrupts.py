@@ -43,6 +43,7 @@ def interrupted(
     return process.returncode, printed, [word for word in words if not re.search(r"\.\.\. [\d,]+ s$|s so far$", word)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["tyro", "numpy", "torch.types", "fastmax_lab.bench.memory"])
 def test_ctrl_c_is_quiet(module: str) -> None:
     """During the imports of the command line, in the midst of torch, and at work."""
@@ -57,6 +58,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_children_of_a_terminal_are_quiet_too() -> None:
     """A terminal sends Ctrl-C to every process of the command; here as soon as the first child has imported its work."""
     bench = ["bench", "distributed", "--quick"]

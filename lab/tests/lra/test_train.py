@@ -109,6 +109,7 @@ def test_another_seed_is_another_run(tmp_path: Path) -> None:
     assert losses(tmp_path / "a") != losses(tmp_path / "b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["early", "middle", "late"])
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, moment: str, whole_run: Path) -> None:
     """kill -9 of a real process; then the weights, the optimizer and every loss are those of a run never killed."""
@@ -147,6 +148,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SHARED = ["--context-parallel", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "killed", "more"), [("fastmax2", True, []), ("fastmax2", True, SHARED), ("performer", False, [])]
 )
@@ -284,6 +286,7 @@ def test_historical_masks(tmp_path: Path, flag: str) -> None:
     torch.testing.assert_close(historical(batch.tokens, batch.lengths), correct(batch.tokens, batch.lengths))
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
     """While one holds it; and a kill -9 of the holder frees it."""
     arguments = ["train", "--task", "text", "--out", str(tmp_path / "run"), "--data", str(tmp_path), *OPTIONS]
@@ -303,6 +306,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
         run(small(), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_terminated_run_ends_in_order(tmp_path: Path) -> None:
     process = command("train", "--task", "text", "--out", str(tmp_path / "run"), "--data", str(tmp_path), *OPTIONS)
     while process.poll() is None and _lines(tmp_path / "run") < 3:
@@ -314,6 +318,7 @@ def test_a_terminated_run_ends_in_order(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / run_folder.LOCK).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_is_quiet(tmp_path: Path) -> None:
     # so many steps that it cannot end by itself meanwhile
