@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig
 
 from fastmax.integrations.transformers import configure, parameters_of, verify
+from fastmax.integrations.transformers.modules import is_cross
 from tests.integrations.architectures import ARCHITECTURES, Architecture
 from tests.integrations.properties import (
     PADDED,
@@ -96,6 +97,20 @@ def test_causality_comes_from_the_argument_the_mask_or_the_module() -> None:
     a, b = (outputs(model, {"input_ids": x}) for x in (ids, other))
     assert (a[:, :-1] - b[:, :-1]).abs().max() == 0
     assert (a[:, -1] - b[:, -1]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("name", ["bart", "whisper"])
+def test_cross_attention_never_decays(name: str) -> None:
+    """Source and target may have other lengths, and where they have not, no source key fades by the target's positions."""
+    architecture = BY_NAME[name]
+    model = architecture.build("sdpa")
+    configure(model, decay="gated")
+    gated = {module: parameters_of(module).gate is not None for module in model.modules() if parameters_of(module)}
+    cross = [layer.encoder_attn for layer in model.get_decoder().layers]
+    assert len(cross) == 2
+    assert [module for module, has_gate in gated.items() if not has_gate] == cross
+    assert verify(model, architecture.inputs()).ok
+    assert is_cross("encoder.layer.0.crossattention.self", torch.nn.Module())
 
 
 def test_fastmax1_has_order_1_and_its_scale() -> None:

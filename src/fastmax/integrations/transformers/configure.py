@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from transformers import PreTrainedModel
 
 from fastmax.integrations.transformers import persistence
-from fastmax.integrations.transformers.modules import attention_modules, has_window, is_rotary
+from fastmax.integrations.transformers.modules import attention_modules, has_window, is_cross, is_rotary
 from fastmax.integrations.transformers.options import AttentionOptions, parameters_of
 from fastmax.integrations.transformers.register import register
 from fastmax.nn.gate import MEMORY
@@ -40,8 +40,8 @@ def configure(
             "rms" in modules that apply rotary positions, which it commutes with, True in others.
         scale: multiplies s = q̂ . k̂; default 1 / sqrt(D), 1 / D for odd orders (with normalize=False the module's own).
         learn_scale: learn one scale per query head, from `scale` on: `fastmax.head_scale`.
-        decay: forget, in self attention: "gated" by a linear map of the token's values, "learned" by one rate per head;
-            a child module `fastmax.gate`.
+        decay: forget: "gated" by a linear map of the token's values, "learned" by one rate per head; a child module
+            `fastmax.gate`. Cross attention never decays.
         memory: where the decays start: head by head from a reach of 2^memory[0] tokens to one of 2^memory[1].
         windows: layers that keep softmax, by name or pattern, with the number of the last tokens that they see.
         dropout_mode: as in `fastmax_attention`.
@@ -88,8 +88,10 @@ def configure(
     for name in free:
         own, before = "rms" if is_rotary(type(modules[name])) else True, parameters_of(modules[name])
         if name in chosen:
+            # the keys of another sequence have no distance to fade with
+            fading = None if is_cross(name, modules[name]) else decay
             options[name] = AttentionOptions(
-                order, own if normalize is None else normalize, scale, learn_scale, decay, (memory[0], memory[1]), None,
+                order, own if normalize is None else normalize, scale, learn_scale, fading, (memory[0], memory[1]), None,
                 dropout_mode, backend,
             )  # fmt: skip
         elif name in windowed:

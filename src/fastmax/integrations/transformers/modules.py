@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+CROSS = frozenset({"encoder_attn", "crossattention", "cross_attn", "cross_attention", "encoder_attention"})
+"""Names that transformers gives to cross attention inside its layers."""
+
 
 class Heads(NamedTuple):
     """Numbers of heads of an attention module, and their width."""
@@ -41,6 +44,11 @@ def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def is_rotary(kind: type[nn.Module]) -> bool:
     """Return True if rotary positions are applied before the attention, by a function that `forward` calls."""
     return any(name.startswith("apply_") and "rotary" in name for name in _names_in_forward(kind))
+
+
+def is_cross(name: str, module: nn.Module) -> bool:
+    """Return True if the keys of an attention module are those of another sequence, as its names show."""
+    return not CROSS.isdisjoint(name.split(".")) or "cross" in type(module).__name__.lower()
 
 
 def has_window(module: nn.Module) -> bool:
