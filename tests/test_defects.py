@@ -158,8 +158,8 @@ def test_without_a_private_symbol_everything_is_an_op(backend: str, monkeypatch:
     grads = torch.autograd.grad(expected.sum(), (q, k, v))
     monkeypatch.setattr(_torch_private, "_KNOWN", False)
     monkeypatch.setattr(_torch_private, "_functorch_level", None)
-    assert _torch_private.watchers((q,)) == _torch_private.OTHERS
-    assert not _torch_private.unwatched(q.detach())
+    assert _torch_private.find_watcher((q,)) == _torch_private.OTHER_WATCHER
+    assert not _torch_private.has_no_watcher(q.detach())
     monkeypatch.setattr(_eager_path, "run_call", None)
     monkeypatch.setattr(_eager_path, "run_prepared_call", None)
     o = fastmax_attention(q, k, v, backend=backend)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastmax import ops
-from fastmax._torch_private import AUTOGRAD, NOBODY, watchers
+from fastmax._torch_private import AUTOGRAD, NO_WATCHER, find_watcher
 from fastmax.backends import Backend, Prepared, resolve
 from fastmax.call import Call, InputGrads, Options
 from fastmax.plan import RULE, Plan
@@ -27,13 +27,13 @@ _NOTHING = torch.empty(0)
 
 
 def find_prepared_call(
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, options: Options, watch: int
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, options: Options, watcher: int
 ) -> tuple[Any, Prepared | None]:
     """Return the key of a call and the prepared call of that key. Each is None if there is none.
 
     A call has a key if it has no other tensors, no dropout, no returned state and no options of unusual types.
     """
-    if watch > AUTOGRAD or torch.is_autocast_enabled("cpu"):  # first, because a compiler cannot trace what follows
+    if watcher > AUTOGRAD or torch.is_autocast_enabled("cpu"):  # first, because a compiler cannot trace what follows
         return None, None
     if options.dropout_p or options.return_state or tuple(map(type, options)) not in _PLAIN:
         return None, None
@@ -51,28 +51,28 @@ def find_prepared_call(
 
 
 def run_prepared_call(
-    prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, watch: int
+    prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, watcher: int
 ) -> Tensor:
     """Return the output of a prepared call on new tensors."""
-    if watch == NOBODY:
+    if watcher == NO_WATCHER:
         return prepared.forward(query, key, value, log_decay)
     return _EagerPrepared.apply(prepared, query, key, value, log_decay)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def run_call(call: Call, watch: int, key: Any = None, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
-    """Return o, g and the state. With a `key` the call is prepared and cached, and g and the state are empty."""
+def run_call(call: Call, watcher: int, cache_key: Any = None, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
+    """Return o, g and the state. With a `cache_key` the call is prepared and cached, and g and the state are empty."""
     if call.cu_seqlens_q is not None or call.head_scale is not None or call.log_decay is not None:
         ops.check_values(call)
     backend = resolve(call)
-    prepare = None if key is None else getattr(backend, "prepare", None)
+    prepare = None if cache_key is None else getattr(backend, "prepare", None)
     prepared = None if prepare is None else prepare(call)
     if prepared is not None:
         if len(_prepared) >= MAX_PREPARED_CALLS:
             _prepared.clear()
-        _prepared[key] = prepared
-        o = run_prepared_call(prepared, call.q, call.k, call.v, call.log_decay, watch)
+        _prepared[cache_key] = prepared
+        o = run_prepared_call(prepared, call.q, call.k, call.v, call.log_decay, watcher)
         return o, _NOTHING, _NOTHING
-    if watch == NOBODY:
+    if watcher == NO_WATCHER:
         return backend.forward(call, plan)
     return _Eager.apply(backend, plan, *call.flatten())  # type: ignore[no-untyped-call, no-any-return]
 
@@ -132,4 +132,4 @@ class _EagerPrepared(torch.autograd.Function):
 
 def _needs_op(grads: tuple[Tensor | None, ...]) -> bool:
     """Return True if the backward pass must be an op: its graph is wanted, or a tracer or mode is active now."""
-    return torch.is_grad_enabled() or watchers([x for x in grads if x is not None]) != NOBODY
+    return torch.is_grad_enabled() or find_watcher([x for x in grads if x is not None]) != NO_WATCHER

@@ -1,4 +1,4 @@
-"""All that fastmax uses of PyTorch beyond its public interface: a symbol that is missing switches a shortcut off."""
+"""Every private symbol of PyTorch that fastmax uses. If one is missing, a shortcut is switched off."""
 
 import ctypes
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-NOBODY, AUTOGRAD, TRANSFORM, OTHERS = range(4)
-"""Who has to see an op, from `watchers`."""
+NO_WATCHER, AUTOGRAD, TRANSFORM, OTHER_WATCHER = range(4)
+"""What has to intercept a call, as `find_watcher` returns it."""
 
 
 def _symbol(path: str) -> Any:
@@ -31,35 +31,37 @@ _KNOWN = None not in (_functorch_level, _dispatch_modes, _function_modes, _traci
 )
 
 
-def watchers(tensors: Sequence[Tensor], *, on_gpus_too: bool = False) -> int:
-    """Who has to see an op on these tensors. For nobody it need not be one: dispatching takes longer than a short attention.
+def find_watcher(tensors: Sequence[Tensor], *, on_gpus_too: bool = False) -> int:
+    """Return what must intercept a call on these tensors. With NO_WATCHER the dispatcher can be skipped: it takes longer
+    than a short attention.
 
-    NOBODY: plain tensors on the CPU (or on a GPU, if these count too) that no autograd, compiler, tracer, transform, mode or
-    profiler follows. AUTOGRAD: the same but for gradients. TRANSFORM: a torch.func transform is at work. OTHERS: all else.
+    NO_WATCHER: plain tensors on the CPU (or on a GPU, with `on_gpus_too`), and no autograd, compiler, tracer, transform, mode
+    or profiler is active. AUTOGRAD: the same, but for gradients. TRANSFORM: a torch.func transform. OTHER_WATCHER: all else.
     """
     if torch.compiler.is_compiling() or not _KNOWN:
-        return OTHERS
+        return OTHER_WATCHER
     if _functorch_level() is not None:
         return TRANSFORM
     if _dispatch_modes() or _function_modes() or _tracing_state() or _profiling() or forward_ad._current_level >= 0:
-        return OTHERS
-    found, graded = NOBODY, torch.is_grad_enabled()
+        return OTHER_WATCHER
+    found, graded = NO_WATCHER, torch.is_grad_enabled()
     for x in tensors:
         kind = type(x)
         if kind is not Tensor and kind is not torch.nn.Parameter:
-            return OTHERS
+            return OTHER_WATCHER
         if not (x.is_cpu or (on_gpus_too and x.is_cuda)):
-            return OTHERS
+            return OTHER_WATCHER
         # the dispatcher would resolve a pending negation or zeros that are not there yet, and refuse an unknown layout
         if x.layout is not torch.strided or x.is_neg() or x.is_nested or x._is_zerotensor():
-            return OTHERS
+            return OTHER_WATCHER
         if graded and x.requires_grad:
             found = AUTOGRAD
     return found
 
 
-def unwatched(*tensors: Tensor) -> bool:
-    return watchers(tensors, on_gpus_too=True) == NOBODY
+def has_no_watcher(*tensors: Tensor) -> bool:
+    """Return True if nothing intercepts a call on these tensors, on the CPU or on a GPU."""
+    return find_watcher(tensors, on_gpus_too=True) == NO_WATCHER
 
 
 def has_tangent(tensors: Sequence[Tensor]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from torch import Tensor
 
 from fastmax import _eager_path, dropout, ops, validation
-from fastmax._torch_private import AUTOGRAD, TRANSFORM, watchers
+from fastmax._torch_private import AUTOGRAD, TRANSFORM, find_watcher
 from fastmax.both_directions import Outputs, attend_both_ways
 from fastmax.call import Call, Lead, Options, RunningState, bind, output_dtype
 from fastmax.core import default_scale
@@ -228,19 +228,20 @@ def _attend(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Run both public functions, on (..., heads, N, D). A plan other than RULE takes effect on the eager path only."""
     more = [x for x in (attn_mask, scale, log_decay, initial_state) if x is not None and x is not options.scale]
-    watch = watchers((query, key, value, *more, *(cu_seqlens or ())))  # type: ignore[arg-type]
+    watcher = find_watcher((query, key, value, *more, *(cu_seqlens or ())))  # type: ignore[arg-type]
     plain = (not more or (len(more) == 1 and more[0] is log_decay)) and cu_seqlens is None and plan is RULE
-    again, prepared = (
-        _eager_path.find_prepared_call(query, key, value, log_decay, options, watch) if plain else (None, None)
-    )
+    cache_key, prepared = None, None
+    if plain:
+        cache_key, prepared = _eager_path.find_prepared_call(query, key, value, log_decay, options, watcher)
     if prepared is not None:
-        return _eager_path.run_prepared_call(prepared, query, key, value, log_decay, watch)
-    call, lead = checked(query, key, value, attn_mask, scale, log_decay, initial_state, options, cu_seqlens)
+        return _eager_path.run_prepared_call(prepared, query, key, value, log_decay, watcher)
+    call, lead = bind_call(query, key, value, attn_mask, scale, log_decay, initial_state, options, cu_seqlens)
+    # a prepared call takes the tensors as they are, so one whose binding has changed them is not cached
     if call.q is not query or call.k is not key or call.v is not value:
-        again = None
+        cache_key = None
     if log_decay is not None and call.log_decay is not None and call.log_decay.stride() != log_decay.stride():
-        again = None
-    o, _, state = attended(call, way(watch, again, plan))
+        cache_key = None
+    o, _, state = run_sweeps(call, select_path(watcher, cache_key, plan))
     if log_decay is not None:
         o = o.to(output_dtype(value, call.dtype))
     if len(lead.batch) != 1 or len(lead.heads) != 1:
@@ -248,7 +249,7 @@ def _attend(
     return (o, state.reshape(*lead.states, *lead.key_heads, *state.shape[2:])) if options.return_state else o
 
 
-def checked(
+def bind_call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -282,14 +283,14 @@ def checked(
     return call, lead
 
 
-def way(watch: int, key: Any = None, plan: Plan = RULE) -> Callable[[Call], Outputs]:
-    """Return the shortest path to a backend that autograd, tracers and modes allow; `key` is for the cache of calls."""
-    if watch <= AUTOGRAD:
-        return partial(_eager_path.run_call, watch=watch, key=key, plan=plan)
-    return partial(ops.attend, transformed=watch == TRANSFORM)
+def select_path(watcher: int, cache_key: Any = None, plan: Plan = RULE) -> Callable[[Call], Outputs]:
+    """Return the shortest path to a backend that autograd, tracers and modes allow."""
+    if watcher <= AUTOGRAD:
+        return partial(_eager_path.run_call, watcher=watcher, cache_key=cache_key, plan=plan)
+    return partial(ops.attend, transformed=watcher == TRANSFORM)
 
 
-def attended(call: Call, attend: Callable[[Call], Outputs]) -> Outputs:
+def run_sweeps(call: Call, attend: Callable[[Call], Outputs]) -> Outputs:
     """Return o, g and the state. A decay without a causal mask takes two sweeps."""
     both_ways = call.log_decay is not None and not call.options.is_causal
     return attend_both_ways(call, attend) if both_ways else attend(call)

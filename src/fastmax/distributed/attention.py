@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from fastmax import api, ops, validation
-from fastmax._torch_private import watchers
+from fastmax._torch_private import find_watcher
 from fastmax.backends import resolve
 from fastmax.call import Call, Lead, Options, normalization, output_dtype, plain_number
 from fastmax.distributed import dtensors, layout
@@ -244,7 +244,7 @@ def _parallel(
     queries, keys = ([length[i] for length in lengths] for i in (0, 1))
     _check_cut(bound, queries, keys)
     tensors = [x for x in (*given, *(cu_seqlens or ())) if isinstance(x, Tensor)]
-    problem = Problem(call, bound.initial, bound.ends, queries, keys, group, api.way(watchers(tensors)))
+    problem = Problem(call, bound.initial, bound.ends, queries, keys, group, api.select_path(find_watcher(tensors)))
     o, state = together(problem, options.return_state)
     o = o.to(output_dtype(given.value, call.dtype)).reshape(*bound.lead.batch, *bound.lead.heads, *o.shape[2:])
     if state is None:
@@ -266,7 +266,7 @@ def _bind(given: Given, options: Options, cu_seqlens: tuple[Tensor, Tensor] | No
         validation.packed(given.query, given.key, given.value, *cu_seqlens)
         given = given.with_heads_first()
         ends = tuple(cu_seqlens[0].tolist()), tuple(cu_seqlens[1].tolist())
-    call, lead = api.checked(*given, options, cu_seqlens)
+    call, lead = api.bind_call(*given, options, cu_seqlens)
     if call.k.shape[1] != prod(lead.key_heads):
         raise ValueError(
             "ranks exchange one sum per key head: with enable_gqa, attn_mask must have a head dimension of 1, got one mask "

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastmax._torch_private import unwatched
+from fastmax._torch_private import has_no_watcher
 from fastmax.state import decode
 from fastmax.state.contents import Contents, Weighting
 from fastmax.state.recent import capacity
@@ -120,7 +120,7 @@ class DecodingBuffer:
         tensors = (query, key, value) if log_decay is None else (query, key, value, log_decay)
         if isinstance(scale, Tensor):
             tensors = (*tensors, scale)
-        if not self.is_usable or not unwatched(*tensors) or torch.is_autocast_enabled(query.device.type):
+        if not self.is_usable or not has_no_watcher(*tensors) or torch.is_autocast_enabled(query.device.type):
             return None
         return self._run(prepared, query, key, value, None, log_decay)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fastmax._torch_private import AUTOGRAD, watchers
+from fastmax._torch_private import AUTOGRAD, find_watcher
 from fastmax.api import fastmax_attention
 from fastmax.call import normalization
 from fastmax.core import normalized
@@ -93,7 +93,7 @@ class Contents(NamedTuple):
             log_decay = log_decay.to(self.dtype).expand(key.shape[:3])
             if key_mask is not None:
                 log_decay = torch.where(key_mask.unsqueeze(1), log_decay, 0)
-            if watchers((log_decay,)) <= AUTOGRAD:
+            if find_watcher((log_decay,)) <= AUTOGRAD:
                 check_decays(log_decay)
             log_decay = bounded(log_decay).contiguous()
         return Recent.of(key, value, key_mask, log_decay, dtype=self.dtype, normalize=weighting.normalization)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastmax import validation
-from fastmax._torch_private import unwatched
+from fastmax._torch_private import has_no_watcher
 from fastmax.api import fastmax_attention
 from fastmax.call import Options, RunningState, accumulation_dtype, normalization
 from fastmax.core import default_scale
@@ -424,7 +424,7 @@ class FastmaxState(RunningState):
         """Return the contents for use with these tensors before the next step. A graph may keep them for later."""
         contents = self._now()
         scale = (self.scale,) if isinstance(self.scale, Tensor) else ()
-        if self._buffer is None or unwatched(*others, *scale, *contents.tensors):
+        if self._buffer is None or has_no_watcher(*others, *scale, *contents.tensors):
             return contents
         return self._buffer.snapshot()
 
@@ -447,7 +447,7 @@ class FastmaxState(RunningState):
 
     def _may_step_in_place(self, *given: Tensor | None) -> bool:
         tensors = [*given, self.scale, *self._now().tensors]
-        watched = not unwatched(*[x for x in tensors if isinstance(x, Tensor)])
+        watched = not has_no_watcher(*[x for x in tensors if isinstance(x, Tensor)])
         return not watched and not torch.is_autocast_enabled(self.device.type)
 
     def _map(self, f: Callable[[Tensor], Tensor]) -> "FastmaxState":
