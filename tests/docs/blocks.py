@@ -7,12 +7,14 @@ be. Of shell blocks `<!-- run -->` marks those that a newcomer's first session h
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 
 _BLOCK = re.compile(
-    r"(?:<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?:<!-- (?P<mark>[^\n]*?) -->\n)?^(?P<indent> *)```(?P<language>\w+)\n(?P<code>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
 )
 
 
@@ -34,7 +36,13 @@ class Block:
 def blocks_of(path: Path) -> list[Block]:
     text, page = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
     return [
-        Block(page, text.count("\n", 0, found.start("code")), found["language"], found["code"], found["mark"] or "")
+        Block(
+            page,
+            text.count("\n", 0, found.start("code")),
+            found["language"],
+            dedent(found["code"]),
+            found["mark"] or "",
+        )
         for found in _BLOCK.finditer(text)
     ]
 

@@ -86,7 +86,7 @@ def test_what_is_not_run_is_known_and_says_why() -> None:
 
 
 def test_every_block_is_found() -> None:
-    """A fence without a language, or one that is indented, would be run by nobody."""
+    """A fence without a language would not be run."""
     fences = sum(line.lstrip().startswith("```") for path in PAGES for line in path.read_text().splitlines())
     assert fences == 2 * len(BLOCKS)
     assert {block.language for block in BLOCKS} <= {"python", "bash", "sh", "console", "text", "bibtex"}
