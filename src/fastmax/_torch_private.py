@@ -32,8 +32,9 @@ _KNOWN = None not in (_functorch_level, _dispatch_modes, _function_modes, _traci
 
 
 def find_watcher(tensors: Sequence[Tensor], *, on_gpus_too: bool = False) -> int:
-    """Return what must intercept a call on these tensors. With NO_WATCHER the dispatcher can be skipped: it takes longer
-    than a short attention.
+    """Return what must intercept a call on these tensors.
+
+    With NO_WATCHER the dispatcher can be skipped, which takes longer than a short attention.
 
     NO_WATCHER: plain tensors on the CPU (or on a GPU, with `on_gpus_too`), and no autograd, compiler, tracer, transform, mode
     or profiler is active. AUTOGRAD: the same, but for gradients. TRANSFORM: a torch.func transform. OTHER_WATCHER: all else.

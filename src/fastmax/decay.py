@@ -38,7 +38,7 @@ def log_decay_grads(dc: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
     ends = cu_seqlens.narrow(0, 1, cu_seqlens.shape[0] - 1).to(torch.int64)
     after = torch.nn.functional.pad(total, (0, 1)).index_select(-1, ends)
     lengths = cu_seqlens.diff().to(torch.int64)
-    return total - after.repeat_interleave(lengths, -1, output_size=total.shape[-1])  # which nobody has to wait for
+    return total - after.repeat_interleave(lengths, -1, output_size=total.shape[-1])  # output_size: no synchronization
 
 
 def rows_part(g: Tensor, dg: Tensor | None, groups: int) -> Tensor | float:

@@ -6,7 +6,7 @@
 
 What is kept is multiplied by 1 / (1 - rate), so that the expected numerator of the first two is the undropped one. One mask
 serves numerator and denominator. A mask is never stored: it is a hash of the seed, the side (queries or keys), the batch
-element, the head, the position and the feature, so the backward pass makes it anew from the seed alone, and no cut of
+element, the head, the position and the feature, so the backward pass computes it again from the seed alone, and no cut of
 the work changes it.
 
 A token has two words of 32 bits, a feature one, all from a 64-bit hash. An entry is decided by two 32-bit multiplications of

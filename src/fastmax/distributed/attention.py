@@ -173,7 +173,7 @@ def context_parallel_varlen_attention(
         key: (tokens here, Hkv, D).
         value: (tokens here, Hkv, Dv).
         cu_seqlens_q: of all tokens of all ranks, the same on every rank.
-        cu_seqlens_k: likewise.
+        cu_seqlens_k: the same for the keys.
         attn_mask: boolean, broadcastable to (Hq, 1, keys here).
         initial_state: (sequences, Hkv, F, Dv + 1), of all sequences, as is the state returned.
 

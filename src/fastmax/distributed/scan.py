@@ -113,7 +113,7 @@ class Carry:
     """
 
     def __init__(self, group: ProcessGroup, reverse: bool = False, *, gather: bool | None = None) -> None:
-        """`gather` is what `gathers` decides, unless it is told."""
+        """Let `gathers` choose the kind of scan if `gather` is None."""
         self.group, self.reverse, self.gather = group, reverse, gather
         self.forth: Scan | None = None
         self.back: tuple[Scan, Tensor] | None = None
@@ -214,7 +214,7 @@ class Gathered(torch.autograd.Function):
 
 
 class Together(torch.autograd.Function):
-    """Tensors as they are, but whoever differentiates one differentiates all: no rank leaves out an exchange."""
+    """The identity on tensors that ties their gradients: if one is differentiated, all are, so no rank skips an exchange."""
 
     @staticmethod
     def forward(_: Any, *tensors: Tensor) -> Any:

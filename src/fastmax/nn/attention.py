@@ -1,4 +1,4 @@
-"""FastmaxAttention: nn.MultiheadAttention with Fastmax in the place of softmax."""
+"""FastmaxAttention: nn.MultiheadAttention with Fastmax instead of softmax."""
 
 from collections.abc import Callable
 from typing import Any, Self

@@ -95,9 +95,9 @@ def attend(
 
 def _may_decode(layer: "FastmaxAttention") -> None:
     if layer.options.window is None and type(layer)._attend is not fastmax_attention:
-        raise ValueError(f"{type(layer).__name__} is no sum over keys, so there is no state for it")
+        raise ValueError(f"{type(layer).__name__} is not a sum over keys, so it has no state")
     if layer.bias_k is not None or layer.add_zero_attn:
-        raise ValueError("a state holds tokens: add_bias_kv and add_zero_attn have keys that are none")
+        raise ValueError("add_bias_kv and add_zero_attn are not supported while decoding")
 
 
 def _normalize(layer: "FastmaxAttention") -> bool | str:

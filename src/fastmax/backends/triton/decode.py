@@ -16,7 +16,7 @@ MAX_DIM = 128
 
 
 def can_step(where: torch.device, order: int, head_dim: int, value_dim: int) -> bool:
-    """On the GPUs that have a recorded run: nobody says which backend decodes."""
+    """Return True on the CPU and on GPUs with a recorded run: a state cannot name a backend."""
     if device.missing(where) is not None or order > 2 or max(head_dim, value_dim) > MAX_DIM:
         return False
     return where.type == "cpu" or recorded.is_recorded(device.architecture(where))

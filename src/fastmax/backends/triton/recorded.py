@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Run(NamedTuple):
-    """One line of `make test-gpu`, as somebody reported it."""
+    """One reported line of `make test-gpu`."""
 
     arch: str  # "sm_80", "gfx942"
     gpu: str

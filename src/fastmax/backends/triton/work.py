@@ -41,7 +41,7 @@ class Work:
     """The data that all kernels of a call share."""
 
     def __init__(self, call: Call, plan: Plan, arch: str, tiles: Tiles | None = None) -> None:
-        """`tiles` in the place of the table's."""
+        """Take `tiles` instead of those of the table."""
         self.call = call
         self.cut = Cut.of(call, plan, arch, tiles)
         self.products, self.tiles, self.shape = self.cut

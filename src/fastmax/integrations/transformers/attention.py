@@ -27,9 +27,9 @@ def attend(
     is_causal: bool | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """From `module` on the signature is transformers' own: (B, Hq, Nq, D), (B, Hkv, Nk, D or Dv) -> (B, Nq, Hq, Dv).
+    """Run Fastmax as transformers' attention function: (B, Hq, Nq, D), (B, Hkv, Nk, D or Dv) -> (B, Nq, Hq, Dv).
 
-    `order` is that of modules that `configure` has not been told about.
+    `order` is that of modules that `configure` has not seen. From `module` on the signature is transformers'.
     """
     record.note(module, record.REFUSED)  # until it is known better
     refusals.arguments(module, more)

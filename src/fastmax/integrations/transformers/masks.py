@@ -39,7 +39,7 @@ def fastmax_mask(
     config: Any = None,
     **more: Any,
 ) -> Tensor | None:
-    """The signature is transformers' own."""
+    """Return the mask for the attention function. The signature is transformers'."""
     if isinstance(q_offset, Tensor):  # so that its length can change in a compiled graph
         refusals.static_cache()
     if local_size is not None:

@@ -1,4 +1,4 @@
-"""Softmax over a sliding window, for layers that are told to keep it beside layers that run Fastmax."""
+"""Softmax over a sliding window, for layers that keep it beside layers with Fastmax."""
 
 import torch
 from torch import Tensor

@@ -41,7 +41,7 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
     b, lo, n = sequence(CU, i, start, length, PACKED)
     slot, end = tl.load(CHUNKS + i), tl.load(CHUNKS + i + 1)
     if not HAS_IN and not HAS_OUT:
-        if end - slot <= 1:  # a sequence of one chunk sees itself densely: nobody reads its state
+        if end - slot <= 1:  # a sequence of one chunk sees itself densely: its state is not read
             return
     heads = key_heads * GROUPS
     own = wide(own)

@@ -3,7 +3,7 @@
 Schedule: a program takes BV channels of the values of one key head, for the GP queries that share it; it has the last column, that
 of the denominator, too. It reads the sum once, in the public order of rows (features.py): for each channel m the rows of
 x_m x_l, l >= m, which lie one after the other. The new token is made in registers by every program, and written by the first;
-nobody reads what another program writes. All in the dtype of the sums.
+no program reads what another one writes. All in the dtype of the sums.
 """
 
 import triton

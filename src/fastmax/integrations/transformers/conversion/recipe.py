@@ -15,7 +15,7 @@ class Stage:
         steps: so many batches; 0 leaves the stage out.
         lr: of the model's own weights.
         scale_lr: of the scales that conversion adds, which start far from where they end.
-        gate_lr: of the gates, likewise.
+        gate_lr: the same for the gates.
         train: which of the model's own weights learn: "queries_keys" (all of an attention module but what makes values and
             outputs), "attention" (all of it) or "all" (the whole model; for the second stage).
     """
