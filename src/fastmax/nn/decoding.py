@@ -95,7 +95,7 @@ def attend(
 
 def _may_decode(layer: "FastmaxAttention") -> None:
     if layer.options.window is None and type(layer)._attend is not fastmax_attention:
-        raise ValueError(f"{type(layer).__name__} is not a sum over keys, so it has no state")
+        raise ValueError(f"{type(layer).__name__} is no sum over keys, so it has no state")
     if layer.bias_k is not None or layer.add_zero_attn:
         raise ValueError("add_bias_kv and add_zero_attn are not supported while decoding")
 
