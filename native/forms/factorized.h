@@ -227,8 +227,7 @@ struct FactorizedForm {
       read(sizes.features, state, queries.x_transposed, query_masks(), subs, queries.out, columns, &others, panel, prefetcher);
       if (decays && state) decay.fade_queries(queries.out, columns, subs);
       pairs.hide(others, subs, fading());
-      pairs.add_sums(others, sizes.shape, keys.u, sizes.u_pitch, keys.packed_values(), subs, queries.out,
-                     keys.are_finite);
+      pairs.add_sums(others, sizes.shape, keys.u, sizes.u_pitch, keys.packed_values(), subs, queries.out, keys.are_finite);
     } else {
       memset(queries.d_x, 0, (int64_t)subs * sizes.shape.dim * W * sizeof(T));
       pairs.make_grads(others, keys.u, sizes.u_pitch, queries.w_transposed, columns, subs, fading());

@@ -55,8 +55,8 @@ struct PairChunk {
       }
   }
   // out[sub][columns][W] += u^T pairs, for u packed or in rows.
-  void add_sums(const Others<T>& others, const Shape<T>& shape, const T* u, int64_t u_pitch, const T* packed, int subs,
-                T* out, bool are_finite = true) const {
+  void add_sums(const Others<T>& others, const Shape<T>& shape, const T* u, int64_t u_pitch, const T* packed, int subs, T* out,
+                bool are_finite = true) const {
     const Keys<T> rows{others.x, others.x_pitch, u, u_pitch, packed, others.count, are_finite};
     for (int64_t s = 0; s < subs; s++)
       weighted_sum(shape, rows, others.pairs_of(s), others.are_later ? UNMASKED : s * W, out + s * shape.columns * W);

@@ -122,5 +122,5 @@ def test_the_report_is_linked_where_it_is_named() -> None:
 
     text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     assert f"`site/{site_hooks.REPORT}`" in text
-    made: object = site_hooks.on_page_markdown(text, Page(), None, None)  # type: ignore[arg-type]
+    made: object = site_hooks.on_page_markdown(text, Page(), None, None)
     assert f'href="{site_hooks.REPORT}"' in str(made)

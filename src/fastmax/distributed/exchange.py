@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from fastmax.api import attended
+from fastmax.api import run_sweeps
 from fastmax.both_directions import merged
 from fastmax.call import Call
 from fastmax.distributed import layout, local
@@ -116,7 +116,7 @@ def both_ways(problem: Problem, return_state: bool) -> Result:
     if shard.ends is not None:
         initial = _initial_of(problem, shard.sequences, without_first=shard.head > 0)
         here = replace(local.tokens(call, 0, shard.tokens, shard.ends), state_in=initial)
-    own = local.own_pair(here, partial(attended, attend=attend))
+    own = local.own_pair(here, partial(run_sweeps, attend=attend))
     arrived = to_the_right.receive(right_going)
     left = local.read_pair(head, arrived, attend, local.fade_from_the_left(head))
     right = local.read_pair(tail, to_the_left.receive(left_going), attend, local.fade_from_the_right(tail))

@@ -221,7 +221,8 @@ def _attend(
 ) -> tuple[Tensor, Any]:
     """Run the op for queries at the positions `first` + n. Positions before them are filled with zeros."""
     query = normalized(query.to(recent.keys.dtype), weighting.normalization)
-    result: Any = fastmax_attention(
+    attend: Any = fastmax_attention  # its overloads know return_state as a literal only
+    result = attend(
         pad(query, (0, 0, first, 0)) if first else query,
         recent.keys,
         recent.values[..., :-1],
