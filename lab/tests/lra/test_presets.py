@@ -149,7 +149,7 @@ def test_what_the_user_gives_replaces_the_preset() -> None:
         ({"eval_examples": 0}, "eval_examples must be at least 1, got 0"),
         ({"scale": "big"}, "scale must be one of paper, sqrt, learned, got 'big'"),
         ({"length": 5}, "length must be from 16 to 4000 for text, got 5"),
-        ({"stepz": 5, "layers": 1}, "unknown settings: layers, stepz"),
+        ({"stepz": 5, "layerz": 1}, "unknown settings: layerz, stepz"),
     ],
 )
 def test_wrong_settings_are_named(options: dict[str, object], message: str) -> None:
