@@ -2,6 +2,7 @@
 
 from lab.tests.records import record
 
+from fastmax_lab.baselines import SEVEN
 from fastmax_lab.experiments import lra_small
 from fastmax_lab.measurements import Measurement
 
@@ -17,6 +18,7 @@ def test_every_attention_is_tuned_alike() -> None:
         (name, lr) for name in lra_small.ATTENTIONS for lr in lra_small.RATES
     }
     assert {item.settings["steps"] for item in items} == {lra_small.TUNING.steps}
+    assert {changes.get("attention", name) for name, changes in lra_small.ATTENTIONS.items()} == set(SEVEN)
 
 
 def test_whole_trainings_follow_at_the_best_rate() -> None:

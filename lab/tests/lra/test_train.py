@@ -17,8 +17,9 @@ from lab.tests.lra import made_up
 from safetensors.torch import load_file
 
 from fastmax_lab.lra import checkpoint, metrics, run_folder
-from fastmax_lab.lra.batches import take
+from fastmax_lab.lra.batches import take, training_rows
 from fastmax_lab.lra.config import Pace
+from fastmax_lab.lra.evaluate import load_split
 from fastmax_lab.lra.quirks import Quirks
 from fastmax_lab.lra.run import RunConfig, configure
 from fastmax_lab.lra.train import BEST, LATEST, RESULT, make_optimizer, step_seed, train
@@ -92,7 +93,19 @@ def test_a_run_repeats_itself_and_says_what_it_did(tmp_path: Path) -> None:
         BEST, LATEST, metrics.FILE, RESULT,
     ]  # fmt: skip
     line = metrics.read(tmp_path / "a", "train")[0]
-    assert set(line) == {"step", "kind", "loss", "accuracy", "lr", "steps_per_second"}
+    assert set(line) == {"step", "kind", "loss", "accuracy", "gradient_norm", "lr", "steps_per_second"}
+
+
+def test_the_log_has_the_gradient_norm_before_it_is_clipped(tmp_path: Path) -> None:
+    config = small(dropout=0.0, attention_dropout=0.0, clip_value=1e-6)
+    run(config, tmp_path)
+    torch.manual_seed(config.seed)
+    made = config.make_model()
+    split = load_split(config, "train", Path())
+    batch = take(split, training_rows(len(split.labels), config.train.batch, config.seed, 0))
+    torch.nn.functional.cross_entropy(made(batch.tokens, batch.lengths), batch.labels).backward()
+    squares = sum(float(p.grad.double().square().sum()) for p in made.parameters() if p.grad is not None)
+    assert metrics.read(tmp_path, "train")[0]["gradient_norm"] == pytest.approx(squares**0.5, rel=1e-5)
 
 
 def test_a_resumed_log_drops_what_came_after_the_checkpoint(tmp_path: Path) -> None:

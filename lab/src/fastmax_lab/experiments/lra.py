@@ -164,7 +164,7 @@ def _differing(config: RunConfig, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def train(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
-    """The result of the run, and its curves: [step, loss, accuracy], of single batches in training."""
+    """The result of the run, and its curves: [step, loss, accuracy], of single batches in training, [step, gradient norm]."""
     from fastmax_lab.lra import train as lra_train
 
     folder, share = workspace.folder / "run", 0.0
@@ -182,4 +182,5 @@ def train(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
         kind: [[line["step"], line["loss"], line["accuracy"]] for line in read(folder, kind)]
         for kind in ("train", "dev")
     }
+    curves["gradient"] = [[line["step"], line["gradient_norm"]] for line in read(folder, "train")]
     return result | {"curves": curves}

@@ -127,18 +127,19 @@ class Run:
         steps, first, started = self.config.train.steps, self.position.step, time.monotonic()
         self.model.train()
         for step in range(first, steps):
-            loss, accuracy = self.step(step)
+            measured = self.step(step)
             done = step + 1
             last = done == steps
             if last or done % self.pace.log_every == 0:
-                means = self.accelerator.reduce(torch.stack((loss, accuracy)), "mean").tolist()
-                if not np.isfinite(means[0]):
-                    raise DivergedError(f"the loss is {means[0]} at step {done}", "try a smaller --lr")
+                loss, accuracy, gradient = self.accelerator.reduce(measured, "mean").tolist()
+                if not np.isfinite(loss):
+                    raise DivergedError(f"the loss is {loss} at step {done}", "try a smaller --lr")
                 speed = (done - first) / (time.monotonic() - started)
                 if metrics is not None:
-                    values = {"loss": means[0], "accuracy": means[1], "lr": learning_rate(self.config.train, step)}
-                    metrics.log(done, "train", values | {"steps_per_second": speed})
-                show(done, f"step {done:,}, loss {means[0]:.4f}, accuracy {means[1]:.3f}, {speed:.2f} steps/s")
+                    values = {"loss": loss, "accuracy": accuracy, "gradient_norm": gradient}
+                    values |= {"lr": learning_rate(self.config.train, step), "steps_per_second": speed}
+                    metrics.log(done, "train", values)
+                show(done, f"step {done:,}, loss {loss:.4f}, accuracy {accuracy:.3f}, {speed:.2f} steps/s")
             self.position = replace(self.position, step=done)
             evaluated = last or done % self.config.evaluation_steps == 0
             if evaluated:
@@ -148,8 +149,8 @@ class Run:
             if evaluated or done % self.pace.checkpoint_every == 0:
                 self._save(LATEST, self.optimizer.optimizer)
 
-    def step(self, step: int) -> tuple[Tensor, Tensor]:
-        """Update the weights once. Returns the loss and the accuracy of this process's part of the batch."""
+    def step(self, step: int) -> Tensor:
+        """Update the weights once. Return the loss, accuracy and gradient norm of this process's part of the batch."""
         config, split = self.config, self.splits["train"]
         lengths = split.lengths if config.group_lengths else None
         rows = training_rows(len(split.labels), config.train.batch, config.seed, step, lengths=lengths)
@@ -162,11 +163,12 @@ class Run:
             logits = self.model(batch.tokens, batch.lengths)
         loss = cross_entropy(logits.float(), batch.labels)
         self.accelerator.backward(loss)
+        gradient = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         if config.train.clip_value is not None:
             self.accelerator.clip_grad_value_(self.model.parameters(), config.train.clip_value)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.detach(), (logits.argmax(-1) == batch.labels).float().mean()
+        return torch.stack((loss.detach(), (logits.argmax(-1) == batch.labels).float().mean(), gradient))
 
     def score_dev(self) -> Score:
         """Score the dev set. Keep the weights if they are the best since the share of steps that the preset waits for."""
