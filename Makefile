@@ -64,16 +64,9 @@ package: $(STAMP)  ## the source distribution, the wheel made of it, and both tr
 	$(BIN)/python tools/repair_wheel.py dist/built dist
 	$(BIN)/python -m pytest --numprocesses 0 --wheel "$$(ls dist/*.whl)" -m packaged tests/packaging
 
-bench: $(STAMP)  ## every benchmark; results go to lab/results/
-	$(BIN)/fastmax-lab bench core --out lab/results/core.json
-	$(BIN)/fastmax-lab bench kernel --out lab/results/kernel.json
-	$(BIN)/fastmax-lab bench decode --out lab/results/decode.json
-	$(BIN)/fastmax-lab bench generate --out lab/results/generate.json
-	$(BIN)/fastmax-lab bench dropout --out lab/results/dropout.json
-	$(BIN)/fastmax-lab bench decay --out lab/results/decay.json
-	$(BIN)/fastmax-lab bench distributed --out lab/results/distributed.json
-	$(BIN)/fastmax-lab bench long --out lab/results/long.json
-	$(BIN)/fastmax-lab bench lra --out lab/results/lra.json
+BENCHMARKS := core kernel decode generate dropout decay distributed long lra
+bench: $(STAMP)  ## every benchmark; results go to lab/results/bench/
+	$(foreach name,$(BENCHMARKS),$(BIN)/fastmax-lab bench $(name) --out lab/results/bench/$(name).jsonl &&) true
 
 sanitize: $(STAMP)  ## the kernel tests under the address and undefined-behaviour sanitizers
 	tools/sanitize.sh

@@ -2,12 +2,11 @@
 
 It is a benchmark of the lab, so in a clone: pip install '.[hf]' ./lab
 
-python examples/constant_memory.py --out lab/results/generate.json --picture lab/results/generate.png
-python examples/constant_memory.py --draw lab/results/generate.json --picture lab/results/generate.png
+python examples/constant_memory.py --out lab/results/bench/generate.jsonl --picture lab/results/generate.png
+python examples/constant_memory.py --draw lab/results/bench/generate.jsonl --picture lab/results/generate.png
 """
 
 import argparse
-import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="write the measurements as JSON")
+    parser.add_argument("--out", type=Path, help="add the measurements to this file, a line of JSON each")
     parser.add_argument("--draw", metavar="FILE", type=Path, help="draw these measurements instead of taking new ones")
     parser.add_argument("--picture", help="where the picture goes, PNG or SVG")
     parser.add_argument("--quick", action="store_true", help="contexts up to 4,096 tokens only")
@@ -27,9 +26,15 @@ def main() -> None:
     if find_spec("fastmax_lab") is None:
         sys.exit("this example needs the lab, whose benchmark it draws: pip install ./lab")
     from fastmax_lab.bench.generate import run
+    from fastmax_lab.measurements import Recorder, read
     from fastmax_lab.report.generate import draw, summary
 
-    measured = run(options.out, options.quick) if options.draw is None else json.loads(options.draw.read_text())
+    if options.draw is None:
+        record = Recorder("bench generate", options.out)
+        run(record, options.quick)
+        measured = record.made
+    else:
+        measured = read(options.draw)
     print(summary(measured))
     if options.picture:
         draw(measured, options.picture)

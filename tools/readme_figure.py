@@ -1,11 +1,10 @@
-"""The figure of the README, from lab/results/: the cost of attention by length, and of a decoded token.
+"""The figure of the README, from lab/results/bench/: the cost of attention by length, and of a decoded token.
 
 python tools/readme_figure.py            # writes docs/images/cost.svg
 
 Its ground is transparent and its colours are readable on white and on black, so one file serves both.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,16 @@ matplotlib.use("svg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
+from fastmax_lab.measurements import read
+
 ROOT = Path(__file__).parent.parent
 GREY, SOFTMAX, FASTMAX = "#828a94", "#e0762b", "#3f8cf0"
-LENGTHS = ("kernel-short.json", "kernel-16384-32.json", "kernel-16384-64.json")
+LENGTHS = ("kernel-short", "kernel-16384-32", "kernel-16384-64")
 """One machine, one program; short and long sequences."""
 
 
-def read(name: str) -> Any:
-    return json.loads((ROOT / "lab" / "results" / name).read_text(encoding="utf-8"))
+def cells_of(name: str) -> list[dict[str, Any]]:
+    return [d.settings | d.values for d in read(ROOT / "lab" / "results" / "bench" / f"{name}.jsonl")]
 
 
 def by_length(head_dim: int, who: str) -> tuple[list[int], list[float]]:
@@ -30,8 +31,9 @@ def by_length(head_dim: int, who: str) -> tuple[list[int], list[float]]:
     cells = [
         cell
         for name in LENGTHS
-        for cell in read(name)["cells"]
+        for cell in cells_of(name)
         if cell["head_dim"] == head_dim
+        and "dtype" in cell
         and cell["order"] == 2
         and cell["is_causal"]
         and cell["backward"]
@@ -44,7 +46,7 @@ def by_length(head_dim: int, who: str) -> tuple[list[int], list[float]]:
 
 def by_context(who: str) -> tuple[list[int], list[float]]:
     """Tokens before it and milliseconds of one decoded token, medians."""
-    cells = [cell for cell in read("decode.json")["cells"] if cell["batch"] == 1 and cell["context"] <= 2**18]
+    cells = [cell for cell in cells_of("decode") if cell["batch"] == 1 and cell["context"] <= 2**18]
     return [cell["context"] for cell in cells], [1000 * cell["seconds"][who]["median"] for cell in cells]
 
 

@@ -1,6 +1,5 @@
 """`fastmax-lab bench distributed`: what it counts is what was exchanged, and the cost model is the arithmetic of the page."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fastmax.features import feature_count
 from fastmax_lab import cli
 from fastmax_lab.bench import distributed, ring
 from fastmax_lab.bench.traffic import Traffic
+from fastmax_lab.measurements import read
 from fastmax_lab.report.distributed import duration, size
 from tests.distributed.cases import Case, shard
 from tests.distributed.pool import SIZE, Pool
@@ -35,11 +35,12 @@ def test_a_cell_is_what_the_model_says(pool: Pool) -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(distributed, "WORLDS", (1, 2))
     monkeypatch.setattr(distributed, "TOKENS", (64,))
-    out = tmp_path / "d.json"
+    out = tmp_path / "d.jsonl"
     assert cli.main(["bench", "distributed", "--quick", "--out", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert [cell["world"] for cell in found["cells"]] == [1, 2]
-    assert found["cells"][0]["received"] == 0
+    *cells, last = read(out)
+    assert [cell.settings["world"] for cell in cells] == [1, 2]
+    assert cells[0].values["received"] == 0
+    assert last.name == distributed.ON_PAPER
     shown = capsys.readouterr().out
     assert "400 Gbit/s" in shown
     assert "a ring receives more from" in shown

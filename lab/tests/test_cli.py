@@ -1,7 +1,6 @@
 """The command: what it prints, what it writes, what it refuses. Benchmarks run here at toy sizes; no time is asserted."""
 
 import io
-import json
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from fastmax_lab import __version__, _cells, cli
 from fastmax_lab._progress import Progress
 from fastmax_lab.bench import core, decode, dropout, kernel, long, measure, memory
 from fastmax_lab.bench.selection import Selection
+from fastmax_lab.measurements import read
 from fastmax_lab.report import kernel as kernel_report
 from fastmax_lab.report.table import milliseconds, table, times
 from fastmax_lab.report.terminal import show
@@ -70,16 +70,18 @@ def test_bench_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     monkeypatch.setattr(core, "MEMORY_TOKENS", [8192, 16384])
     monkeypatch.setattr(core, "TIME_TOKENS", [64, 128])
     monkeypatch.setattr(core, "LITERAL", {"tokens": 32, "head_dim": 4, "heads": 1})
-    out = tmp_path / "new" / "core.json"
+    out = tmp_path / "new" / "core.jsonl"
     assert cli.main(["bench", "core", "--out", str(out), "--threads", "1"]) == 0
-    measured = json.loads(out.read_text())
-    assert measured["machine"]["torch"] == torch.__version__
-    assert measured["machine"]["threads"] == 1
-    assert [m["tokens"] for m in measured["memory"]] == [8192, 16384] * len(core.BACKENDS)
-    assert all(m["tensors"] == 8 * m["tokens"] * 64 * 4 for m in measured["memory"])
+    measured = read(out)
+    assert {(d.machine["torch"], d.machine["threads"]) for d in measured} == {(torch.__version__, 1)}
+    assert {(d.experiment, d.command) for d in measured} == {("bench core", measured[0].command)}
+    used = [d.settings | d.values for d in measured if d.settings["measured"] == "memory"]
+    assert [m["tokens"] for m in used] == [8192, 16384] * len(core.BACKENDS)
+    assert all(m["tensors"] == 8 * m["tokens"] * 64 * 4 for m in used)
     # the tensors themselves, 16 and 32 MiB, are in the peak; the system counts pages in batches, so not to the byte
-    assert all(m["peak"] - m["before"] > 0.8 * m["tensors"] for m in measured["memory"])
-    assert {m["is_causal"] for m in measured["literal"]} == {False, True}
+    assert all(m["peak"] - m["before"] > 0.8 * m["tensors"] for m in used)
+    literal = [d.settings["is_causal"] for d in measured if d.settings["measured"] == "literal"]
+    assert sorted(literal) == [False, True]
     assert "per doubling" in capsys.readouterr().out
     assert list(out.parent.iterdir()) == [out], "no draft is left behind"
 
@@ -103,13 +105,14 @@ def test_bench_kernel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     monkeypatch.setattr(_cells, "COPY", 1024)
     monkeypatch.setattr(kernel, "THREADS_TOKENS", 32)
     threads = torch.get_num_threads()
-    out = tmp_path / "kernel.json"
+    out = tmp_path / "kernel.jsonl"
     assert cli.main(["bench", "kernel", "--quick", "--out", str(out)]) == 0
     assert torch.get_num_threads() == threads
-    measured = json.loads(out.read_text())
-    assert len(measured["cells"]) == len(cells)
+    *measured, last = read(out)
+    assert last.name == kernel.THREADS
+    assert len({d.name for d in measured}) == len(measured) == len(cells)
     contestants = {"sgemm", "sdpa", "chunked", "dense", "factorized", "native"}
-    for cell in measured["cells"]:
+    for cell in (d.settings | d.values for d in measured):
         assert set(cell["seconds"]) - {"copy"} == contestants | ({"float32"} if cell["dtype"] == "bfloat16" else set())
         ours, sgemm = cell["seconds"]["native"], cell["seconds"]["sgemm"]
         assert ours["best"] == min(ours["rounds"])
@@ -127,10 +130,10 @@ def test_bench_kernel_measures_any_length(monkeypatch: pytest.MonkeyPatch, tmp_p
     for name, value in {"SGEMM": 32, "COPY": 1024}.items():
         monkeypatch.setattr(_cells, name, value)
     monkeypatch.setattr(kernel, "THREADS_TOKENS", 32)
-    out = tmp_path / "kernel.json"
+    out = tmp_path / "kernel.jsonl"
     arguments = ["--tokens", "77", "--head-dim", "24", "--order", "2", "--dtype", "float32"]
     assert cli.main(["bench", "kernel", "--quick", *arguments, "--out", str(out)]) == 0
-    cells = json.loads(out.read_text())["cells"]
+    cells = [d.settings for d in read(out) if d.name != kernel.THREADS]
     assert [(cell["tokens"], cell["head_dim"], cell["is_causal"]) for cell in cells] == [
         (77, 24, False),
         (77, 24, True),
@@ -186,9 +189,11 @@ def test_shares_and_the_rule() -> None:
     }
     flops = 4 * 64 * 2 * 2
     seconds = {"sgemm": _cells.sgemm_flops() / flops, "copy": 1e9, "native": 2.0, "dense": 1.0, "factorized": 4.0}
-    measured: dict[str, Any] = cell | {"seconds": {name: {"best": t, "median": t} for name, t in seconds.items()}}
+    measured: dict[str, Any] = cell | {
+        "form": "factorized",
+        "seconds": {name: {"best": t, "median": t} for name, t in seconds.items()},
+    }
     assert kernel_report.share_of_sgemm(measured) == pytest.approx(0.5)
-    assert kernel_report.paired_share_of_sgemm(measured) is None, "files of older measurements have none"
     measured["seconds"]["native"]["paired"] = 2.5 * flops / _cells.sgemm_flops()
     assert kernel_report.paired_share_of_sgemm(measured) == pytest.approx(0.4)
     assert kernel_report.share_of_roofline(measured) == pytest.approx(4 * 64 * 4 / (8 * _cells.COPY / 1e9) / 2)
@@ -197,14 +202,14 @@ def test_shares_and_the_rule() -> None:
     assert kernel_report.rule([]) == "Rule: no cell has both forms."
 
 
-@pytest.mark.parametrize("out", ["folder", "file/d.json", "link", "/proc/self/comm"])
+@pytest.mark.parametrize("out", ["folder", "file/d.jsonl", "link", "/proc/self/comm"])
 def test_a_file_that_cannot_be_written_is_refused_before_measuring(
     out: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("file").touch()
-    Path("link").symlink_to("nowhere/d.json")
+    Path("link").symlink_to("nowhere/d.jsonl")
     with pytest.raises(SystemExit) as stop:
         cli.main(["bench", "dropout", "--out", out])
     assert stop.value.code == 2
@@ -213,17 +218,17 @@ def test_a_file_that_cannot_be_written_is_refused_before_measuring(
 
 def test_out_writes_through_a_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(dropout, "TOKENS", 32)
-    (tmp_path / "target.json").write_text("{}")
-    (tmp_path / "link.json").symlink_to("target.json")
-    assert cli.main(["bench", "dropout", "--quick", "--out", str(tmp_path / "link.json")]) == 0
-    assert (tmp_path / "link.json").is_symlink()
-    assert json.loads((tmp_path / "target.json").read_text())["cells"]
+    (tmp_path / "target.jsonl").touch()
+    (tmp_path / "link.jsonl").symlink_to("target.jsonl")
+    assert cli.main(["bench", "dropout", "--quick", "--out", str(tmp_path / "link.jsonl")]) == 0
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert read(tmp_path / "target.jsonl")
 
 
 def test_bench_dropout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.setattr(dropout, "TOKENS", 32)
-    assert cli.main(["bench", "dropout", "--quick", "--out", str(tmp_path / "d.json")]) == 0
-    cells = json.loads((tmp_path / "d.json").read_text())["cells"]
+    assert cli.main(["bench", "dropout", "--quick", "--out", str(tmp_path / "d.jsonl")]) == 0
+    cells = [d.settings | d.values for d in read(tmp_path / "d.jsonl")]
     assert {cell["backend"] for cell in cells} == {"chunked", *(["native"] if native.levels() else [])}
     assert "quadratic" in capsys.readouterr().out
 
@@ -232,8 +237,8 @@ def test_bench_decode(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     monkeypatch.setattr(decode, "QUICK", [(1, 8), (1, 32), (2, 8)])
     monkeypatch.setattr(decode, "PREFILL", 8)
     monkeypatch.setattr(decode, "HEAD_DIM", 4)
-    assert cli.main(["bench", "decode", "--quick", "--out", str(tmp_path / "d.json")]) == 0
-    cells = json.loads((tmp_path / "d.json").read_text())["cells"]
+    assert cli.main(["bench", "decode", "--quick", "--out", str(tmp_path / "d.jsonl")]) == 0
+    cells = [d.settings | d.values for d in read(tmp_path / "d.jsonl")]
     assert [(cell["batch"], cell["context"]) for cell in cells] == [(1, 8), (1, 32), (2, 8)]
     assert all(set(cell["seconds"]) == {"fastmax", "softmax", "copy"} for cell in cells)
     assert "Slowest over fastest context" in capsys.readouterr().out
@@ -243,10 +248,10 @@ def test_bench_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     monkeypatch.setattr(long, "TOKENS", 4096)
     monkeypatch.setattr(long, "QUARTER", 1024)
     monkeypatch.setattr(long, "LAST", 50)
-    assert cli.main(["bench", "long", "--quick", "--out", str(tmp_path / "l.json")]) == 0
-    measured = json.loads((tmp_path / "l.json").read_text())
-    assert measured["tokens"] == [64, 256]
-    assert 0 < measured["error"] < 1e-5
+    assert cli.main(["bench", "long", "--quick", "--out", str(tmp_path / "l.jsonl")]) == 0
+    (measured,) = read(tmp_path / "l.jsonl")
+    assert measured.settings["tokens"] == [64, 256]
+    assert 0 < measured.values["error"] < 1e-5
     assert "relative error of the last 50 outputs" in capsys.readouterr().out
 
 
@@ -377,6 +382,6 @@ def test_bench_decay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
     monkeypatch.setattr(decay, "CELLS", [(64, 8)])
     monkeypatch.setattr(decay, "STEP", (2, 8))
-    assert cli.main(["bench", "decay", "--quick", "--out", str(tmp_path / "decay.json")]) == 0
+    assert cli.main(["bench", "decay", "--quick", "--out", str(tmp_path / "decay.jsonl")]) == 0
     assert "a decoding step, 2 heads of 8" in capsys.readouterr().out
-    assert len(json.loads((tmp_path / "decay.json").read_text())["cells"]) == 2
+    assert len(read(tmp_path / "decay.jsonl")) == 3

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from lab.tests.records import record
 
 from fastmax.backends.triton.tiles import Tiles, tiles_for
 from fastmax_lab import _roofline, cli
@@ -30,11 +31,11 @@ def test_a_cell_is_measured_and_shown() -> None:
     small = replace(CELL, tokens=64, heads=1, backward=True)
     measured = gpu.measure(small, rounds=1, device="cpu")
     assert set(measured["seconds"]) == {"triton", "chunked", "sdpa"}
-    text = summary({"gpu": "NVIDIA H100 80GB HBM3", "triton": "Triton 3.7.1", "cells": [asdict(small) | measured]})
+    text = summary([record(asdict(small) | {"gpu": "NVIDIA H100 80GB HBM3", "triton": "Triton 3.7.1"}, measured)])
     assert "989 TFLOP/s" in text
     assert "64, 64, 2 bfloat16" in text
     unknown = {"first_call": 2.0, "seconds": {"triton": 0.01, "chunked": 0.03, "sdpa": 0.02}}
-    text = summary({"gpu": "another", "triton": "Triton", "cells": [asdict(CELL) | unknown]})
+    text = summary([record(asdict(CELL) | {"gpu": "another", "triton": "Triton"}, unknown)])
     assert "Data sheet" not in text
     assert "2.00x" in text
     assert "2.0 s" in text

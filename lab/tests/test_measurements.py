@@ -1,6 +1,7 @@
 """Measurements come back from their file as they were, whoever writes beside them."""
 
 import json
+import sys
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from lab.tests.records import record
 
-from fastmax_lab.measurements import Measurement, append, measured_here, read, slug
+from fastmax_lab.measurements import Measurement, append, command_line, measured_here, read, slug
 
 ONE = record({"tokens": 256, "rates": [0.1]}, {"seconds": {"best": 1.5e-05, "paired": None}, "name": "D = 64, ½"})
 
@@ -92,3 +93,32 @@ def test_a_record_of_this_machine(tmp_path: Path) -> None:
 
 def test_names() -> None:
     assert slug("fastmax2, gated", "", 0.004, "seed1") == "fastmax2-gated-0.004-seed1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["/bin/fastmax-lab", "bench", "core", "--out", "/home/me/core.jsonl", "--quick"],
+            "fastmax-lab bench core --quick",
+        ),
+        (["/lib/fastmax_lab/__main__.py", "bench", "core"], "fastmax-lab bench core"),
+        (["examples/picture.py", "--picture", "a.png", "--quick"], "python picture.py --quick"),
+    ],
+)
+def test_commands_name_no_file_of_a_machine(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert command_line() == said
+
+
+def test_the_stored_results_are_measurements() -> None:
+    """One format: every file but those of the examples of conversion, which need no lab."""
+    results = Path(__file__).parents[1] / "results"
+    files = [path for path in results.rglob("*") if path.suffix not in ("", ".png") and path.parent.name != "convert"]
+    for path in files:
+        assert path.suffix == ".jsonl"
+        found = read(path)
+        assert {one.experiment for one in found} == {
+            f"bench {path.stem.split('-')[0]}" if path.parent.name == "bench" else path.stem
+        }
+        assert len({one.name for one in found}) == len(found)

@@ -101,16 +101,16 @@ def test_links_that_leave_the_docs_go_to_copies(tmp_path: Path) -> None:
 
     results = site_hooks.ROOT / "lab" / "results"
     assert site_hooks.place(results) == "repository/lab/results/index.md"
-    assert site_hooks.place(results / "core.json") == "repository/lab/results/core.json"
+    assert site_hooks.place(results / "lra.jsonl") == "repository/lab/results/lra.jsonl"
     assert site_hooks.origin("repository/lab/results/index.md") == results
     assert site_hooks.origin("repository/CHANGELOG.md") == site_hooks.ROOT / "CHANGELOG.md"
     assert site_hooks.origin("gpu.md") == site_hooks.ROOT / "docs" / "gpu.md"
     page = tmp_path / "page.md"
     page.write_text(
-        f"[a]({results}) [b](nowhere.md) [c](https://example.org)\n```text\n[d]({results}/core.json)\n```\n"
+        f"[a]({results}) [b](nowhere.md) [c](https://example.org)\n```text\n[d]({results}/lra.jsonl)\n```\n"
     )
     assert site_hooks.targets(page) == [results]
-    assert "- [core.json](core.json)" in site_hooks.listing(results)
+    assert "- [lra.jsonl](lra.jsonl)" in site_hooks.listing(results)
     assert "- [convert](convert/index.md)" in site_hooks.listing(results)
 
 

@@ -1,9 +1,13 @@
 """A point of the kernel's grid of measurements and its flops: what a benchmark and its report must agree on."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fastmax.features import feature_count
 from fastmax.plan import kernel_chunk
+from fastmax_lab.measurements import slug
+from fastmax_lab.report.table import mask, passes
 
 SGEMM = 1024
 """Side of the square matrices whose product sets the pace."""
@@ -23,6 +27,17 @@ class Cell:
     backward: bool
     dtype: str = "float32"
     heads: int = 8
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "Cell":
+        """Return the cell of a measurement."""
+        return cls(**{name: settings[name] for name in cls.__dataclass_fields__})
+
+    @property
+    def name(self) -> str:
+        """The name of a measurement of this cell."""
+        shape = (self.dtype, self.tokens, f"d{self.head_dim}", f"order{self.order}", f"{self.heads}-heads")
+        return slug(*shape, mask(self.is_causal), passes(self.backward))
 
     @property
     def factorized_flops(self) -> float:

@@ -38,6 +38,20 @@ class Measurement:
 _TYPES = {"experiment": str, "name": str, "settings": dict, "values": dict, "machine": dict, "command": str}
 
 
+class Recorder:
+    """The measurements of one command, in order. Where there is a file, each is added to it as soon as it is made."""
+
+    def __init__(self, experiment: str, path: Path | None = None) -> None:
+        self.experiment, self.path = experiment, path
+        self.made: list[Measurement] = []
+
+    def add(self, name: str, settings: dict[str, Any], values: dict[str, Any]) -> None:
+        """Keep what this process measured under a name."""
+        self.made.append(measured_here(self.experiment, name, settings, values))
+        if self.path is not None:
+            append(self.path, self.made[-1])
+
+
 def measured_here(experiment: str, name: str, settings: dict[str, Any], values: dict[str, Any]) -> Measurement:
     """Return a record of this machine and this process's command."""
     return Measurement(experiment, name, plain(settings), plain(values), machine(), command_line())
@@ -90,8 +104,16 @@ def machine() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """Return the command of this process as a user would type it."""
-    return " ".join(["fastmax-lab", *sys.argv[1:]])
+    """Return the command of this process as a user would type it, without the file or folder that it writes to."""
+    program = Path(sys.argv[0])
+    words = [f"python {program.name}" if program.suffix == ".py" and program.stem != "__main__" else "fastmax-lab"]
+    rest = iter(sys.argv[1:])
+    for word in rest:
+        if word in ("--out", "--picture"):
+            next(rest, None)
+        else:
+            words.append(word)
+    return " ".join(words)
 
 
 def plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from lab.tests.lra import made_up
 from fastmax_lab.bench import lra as bench
 from fastmax_lab.bench import training_memory
 from fastmax_lab.lra import paper, tasks, train
+from fastmax_lab.measurements import Recorder, read
 from fastmax_lab.report import lra as report
 
 official_task, official_load = tasks.task, tasks.load
@@ -164,16 +165,20 @@ def test_bench_lra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     monkeypatch.setattr(bench, "TOKENS", 96)
     monkeypatch.setattr(bench, "EXAMPLES", 8)
     monkeypatch.setattr(bench, "peak", lambda *_: {"before": 0, "peak": 2**21})
-    print(report.summary(bench.run(str(tmp_path / "lra.json"), quick=False)))
-    measured = json.loads((tmp_path / "lra.json").read_text())
-    assert [cell["attention_dropout"] for cell in measured["cells"]] == [0.0, 0.0, 0.1, 0.1]
-    assert [cell["batch"] for cell in measured["cells"]] == [2, 1, 2, 1]
-    assert all(set(cell["seconds"]) == {*bench.ATTENTIONS, bench.DATA} for cell in measured["cells"])
+    record = Recorder("bench lra", tmp_path / "lra.jsonl")
+    bench.run(record, quick=False)
+    assert read(tmp_path / "lra.jsonl") == record.made
+    print(report.summary(record.made))
+    assert [cell.settings["attention_dropout"] for cell in record.made] == [0.0, 0.0, 0.1, 0.1]
+    assert [cell.settings["batch"] for cell in record.made] == [2, 1, 2, 1]
+    assert all(set(cell.values["seconds"]) == {*bench.ATTENTIONS, bench.DATA} for cell in record.made)
     printed = capsys.readouterr().out
     assert "### retrieval, N = 48 x 2, batch 1, attention dropout 0.1" in printed
     assert "2 MiB" in printed
     assert printed.count("million tokens per second") == 4
-    print(report.summary(bench.run(None, quick=True)))
+    quick = Recorder("bench lra")
+    bench.run(quick, quick=True)
+    print(report.summary(quick.made))
     assert "attention dropout 0.1" not in capsys.readouterr().out
 
 

@@ -1,19 +1,18 @@
 """Reports in 80 columns: those of every benchmark that is recorded, and of what else prints a table."""
 
-import json
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fastmax_lab.commands import data
+from fastmax_lab.measurements import read
 from fastmax_lab.report import lra
 from fastmax_lab.report.fit import fit
 from fastmax_lab.report.table import table
 from fastmax_lab.report.terminal import show
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[2] / "results" / "bench"
 RECORDED = {
     "core": "core", "kernel": "kernel-short", "decode": "decode", "generate": "generate", "dropout": "dropout",
     "decay": "decay", "distributed": "distributed", "lra": "lra",
@@ -28,7 +27,7 @@ def words(text: str) -> list[str]:
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_benchmark_fits(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    measured: dict[str, Any] = json.loads((RESULTS / f"{RECORDED[name]}.json").read_text())
+    measured = read(RESULTS / f"{RECORDED[name]}.jsonl")
     report: str = import_module(f"fastmax_lab.report.{name}").summary(measured)
     show(report)
     printed = capsys.readouterr().out

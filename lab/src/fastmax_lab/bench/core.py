@@ -7,8 +7,10 @@ import torch
 
 from fastmax import core, fastmax_attention
 from fastmax_lab._progress import Progress
-from fastmax_lab.bench.measure import interleave, seconds, write
+from fastmax_lab.bench.measure import interleave, seconds
 from fastmax_lab.bench.memory import peak
+from fastmax_lab.measurements import Recorder, slug
+from fastmax_lab.report.table import mask
 
 BACKENDS = ("native", "chunked")
 """Those of the CPU."""
@@ -17,11 +19,10 @@ TIME_TOKENS = [1 << n for n in range(13, 17)]
 LITERAL = {"tokens": 4096, "head_dim": 32, "heads": 1}
 
 
-def run(out: str | None, quick: bool) -> dict[str, Any]:
-    """Measure, write the JSON."""
+def run(record: Recorder, quick: bool) -> None:
+    """Record peak memory, times, and times of the literal form; `measured` in the settings says which."""
     memory_tokens = MEMORY_TOKENS[:3] if quick else MEMORY_TOKENS
     time_tokens = TIME_TOKENS[:3] if quick else TIME_TOKENS
-    measured: dict[str, Any] = {"memory": [], "time": [], "literal": []}
     with Progress(len(BACKENDS) * (len(memory_tokens) + 2) + 2) as bar:
         for backend in BACKENDS:
             for tokens in memory_tokens:
@@ -33,32 +34,25 @@ def run(out: str | None, quick: bool) -> dict[str, Any]:
                     "is_causal": True,
                     "backend": backend,
                 }
-                measured["memory"].append(call | peak(**call))
+                record.add(slug("memory", backend, tokens), {"measured": "memory"} | call, peak(**call))
         for is_causal in (False, True):
             for backend in BACKENDS:
-                bar.step(f"time, {backend}, {_mask(is_causal)}")
-                measured["time"] += _time(backend, time_tokens, is_causal, rounds=2 if quick else 6)
-            bar.step(f"the literal form, {_mask(is_causal)}")
-            measured["literal"].append(_literal(is_causal, rounds=5))
-    write(out, measured)
-    return measured
+                bar.step(f"time, {backend}, {mask(is_causal)}")
+                _time(record, backend, time_tokens, is_causal, rounds=2 if quick else 6)
+            bar.step(f"the literal form, {mask(is_causal)}")
+            _literal(record, is_causal, rounds=5)
 
 
-def _time(backend: str, lengths: list[int], is_causal: bool, rounds: int) -> list[dict[str, Any]]:
+def _time(record: Recorder, backend: str, lengths: list[int], is_causal: bool, rounds: int) -> None:
     """All lengths in turns, so that a slow minute of the machine is not one length's alone."""
     contestants: dict[tuple[int, str], Callable[[], object]] = {}
     for tokens in lengths:
         contestants |= {(tokens, name): call for name, call in _passes(backend, tokens, is_causal).items()}
     timings = interleave(contestants, rounds=rounds)
-    return [
-        {
-            "backend": backend,
-            "tokens": tokens,
-            "is_causal": is_causal,
-            "seconds": seconds({name: t for (at, name), t in timings.items() if at == tokens}),
-        }
-        for tokens in lengths
-    ]
+    for tokens in lengths:
+        call = {"measured": "time", "backend": backend, "tokens": tokens, "is_causal": is_causal}
+        own = {name: timing for (at, name), timing in timings.items() if at == tokens}
+        record.add(slug("time", backend, mask(is_causal), tokens), call, {"seconds": seconds(own)})
 
 
 def _passes(backend: str, tokens: int, is_causal: bool) -> dict[str, Callable[[], object]]:
@@ -76,13 +70,10 @@ def _passes(backend: str, tokens: int, is_causal: bool) -> dict[str, Callable[[]
     return {"forward": forward, "forward + backward": forward_and_backward}
 
 
-def _literal(is_causal: bool, rounds: int) -> dict[str, Any]:
+def _literal(record: Recorder, is_causal: bool, rounds: int) -> None:
     q, k, v = (torch.randn(LITERAL["heads"], LITERAL["tokens"], LITERAL["head_dim"]) for _ in range(3))
     contestants: dict[str, Any] = {"core.py": lambda: core.fastmax(q, k, v, is_causal=is_causal)}
     for backend in BACKENDS:
         contestants[backend] = lambda name=backend: fastmax_attention(q, k, v, is_causal=is_causal, backend=name)
-    return {**LITERAL, "order": 2, "is_causal": is_causal, "seconds": seconds(interleave(contestants, rounds=rounds))}
-
-
-def _mask(is_causal: bool) -> str:
-    return "causal" if is_causal else "unmasked"
+    call = {"measured": "literal", **LITERAL, "order": 2, "is_causal": is_causal}
+    record.add(slug("literal", mask(is_causal)), call, {"seconds": seconds(interleave(contestants, rounds=rounds))})

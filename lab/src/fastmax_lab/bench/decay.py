@@ -1,30 +1,25 @@
 """`fastmax-lab bench decay`: what forgetting costs, against the same call without: both forms, both directions, decoding."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from fastmax.api import fastmax_attention
 from fastmax.state import FastmaxState
 from fastmax_lab._progress import Progress
-from fastmax_lab.bench.measure import interleave, seconds, write
+from fastmax_lab.bench.measure import interleave, seconds
+from fastmax_lab.measurements import Recorder, slug
+from fastmax_lab.report.table import passes
 
 HEADS = 4
 CELLS = [(16384, 32), (16384, 64), (256, 32), (512, 64)]
 """Tokens and head dimension: two of the factorized form, two of the dense one."""
 STEP = (8, 64)
+DECODING = "decoding"
 
 
-def run(out: str | None, quick: bool) -> dict[str, Any]:
-    """Order 2, fp32, causal: forward, forward + backward; then a step of decoding."""
-    measured: dict[str, Any] = {
-        "heads": HEADS,
-        "order": 2,
-        "cells": [],
-        "step_heads": STEP[0],
-        "step_head_dim": STEP[1],
-    }
+def run(record: Recorder, quick: bool) -> None:
+    """Record order 2, fp32, causal: forward, forward + backward; then a step of decoding."""
     rounds = 3 if quick else 11
     with Progress(2 * len(CELLS) + 1) as bar:
         for tokens, head_dim in CELLS:
@@ -32,14 +27,13 @@ def run(out: str | None, quick: bool) -> dict[str, Any]:
                 bar.step(f"N = {tokens:,}, D = {head_dim}{', with gradients' if backward else ''}")
                 calls = {name: _call(tokens, head_dim, name, backward) for name in ("without", "with", "both ways")}
                 timings = interleave(calls, rounds=rounds, yardstick="without")
-                cell = {"tokens": tokens, "head_dim": head_dim, "backward": backward}
-                measured["cells"].append(cell | {"seconds": seconds(timings)})
+                cell = {"tokens": tokens, "head_dim": head_dim, "backward": backward, "heads": HEADS, "order": 2}
+                record.add(slug(tokens, f"d{head_dim}", passes(backward)), cell, {"seconds": seconds(timings)})
         bar.step("decoding")
         with torch.inference_mode():
             steps = {name: _step(name == "with") for name in ("without", "with")}
-            measured["step"] = seconds(interleave(steps, rounds=2 * rounds, yardstick="without"))
-    write(out, measured)
-    return measured
+            timings = interleave(steps, rounds=2 * rounds, yardstick="without")
+        record.add(DECODING, {"heads": STEP[0], "head_dim": STEP[1], "order": 2}, {"seconds": seconds(timings)})
 
 
 def _call(tokens: int, head_dim: int, name: str, backward: bool) -> Callable[[], object]:

@@ -1,14 +1,14 @@
 """`fastmax-lab bench decode`: seconds per token with a state of constant size, against softmax attention over a cache."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from fastmax.state import FastmaxState
 from fastmax_lab._progress import Progress
-from fastmax_lab.bench.measure import interleave, seconds, write
+from fastmax_lab.bench.measure import interleave, seconds
+from fastmax_lab.measurements import Recorder, slug
 
 HEADS, HEAD_DIM = 8, 64
 CELLS = [(1, 1 << n) for n in (8, 9, 10, 11, 12, 14, 18, 20)] + [
@@ -23,10 +23,9 @@ PREFILL = 1 << 12
 """The state of a longer context is made by adding that of so many tokens to itself."""
 
 
-def run(out: str | None, quick: bool) -> dict[str, Any]:
-    """One step at every context, all of one batch in turns."""
+def run(record: Recorder, quick: bool) -> None:
+    """Record one step at every context, all of one batch in turns."""
     cells = QUICK if quick else CELLS
-    measured: dict[str, Any] = {"heads": HEADS, "head_dim": HEAD_DIM, "order": 2, "cells": []}
     batches = sorted({batch for batch, _ in cells})
     with Progress(len(cells) + len(batches)) as bar, torch.inference_mode():
         for batch in batches:
@@ -39,9 +38,8 @@ def run(out: str | None, quick: bool) -> dict[str, Any]:
             timings = interleave(contestants, rounds=5 if quick else 15, least_seconds=0.05)
             for context in contexts:
                 own = {name: t for (at, name), t in timings.items() if at == context}
-                measured["cells"].append({"batch": batch, "context": context, "seconds": seconds(own)})
-    write(out, measured)
-    return measured
+                settings = {"batch": batch, "context": context, "heads": HEADS, "head_dim": HEAD_DIM, "order": 2}
+                record.add(slug(batch, "sequences", context), settings, {"seconds": seconds(own)})
 
 
 def _contestants(batch: int, context: int) -> dict[str, Callable[[], object]]:

@@ -22,8 +22,8 @@ from torch.multiprocessing import spawn  # type: ignore[attr-defined]
 from fastmax.distributed import context_parallel_attention
 from fastmax_lab._progress import Progress
 from fastmax_lab.bench import ring
-from fastmax_lab.bench.measure import write
 from fastmax_lab.bench.traffic import Traffic
+from fastmax_lab.measurements import Recorder, slug
 
 HEADS, HEAD_DIM = 4, 32
 WORLDS = (1, 2, 4)
@@ -31,24 +31,21 @@ TOKENS = (4096, 16384)
 PAPER_WORLDS = (1, 8, 64, 1024)
 PAPER_TOKENS = (10**6, 10**9)
 RESULT = "cells.json"
+ON_PAPER = "on-paper"
 
 
-def run(out: str | None, quick: bool) -> dict[str, Any]:
-    """Causal, order 2, fp32, forward + backward; tokens of all processes together."""
-    cells, rounds = [], 3 if quick else 7
+def run(record: Recorder, quick: bool) -> None:
+    """Record causal, order 2, fp32, forward + backward; tokens of all processes together."""
+    rounds = 3 if quick else 7
     with Progress(len(WORLDS)) as bar:
         for world in WORLDS:
             bar.step(f"{world} processes")
-            cells += _measured(world, TOKENS[:1] if quick else TOKENS, rounds)
-    measured = {
-        "heads": HEADS,
-        "head_dim": HEAD_DIM,
-        "order": 2,
-        "cells": cells,
-        "model": ring.model(PAPER_TOKENS, PAPER_WORLDS),
-    }
-    write(out, measured)
-    return measured
+            lengths = TOKENS[:1] if quick else TOKENS
+            for tokens, values in zip(lengths, _measured(world, lengths, rounds), strict=True):
+                settings = {"world": world, "tokens": tokens, "heads": HEADS, "head_dim": HEAD_DIM, "order": 2}
+                record.add(slug(world, "processes", tokens), settings, values)
+    on_paper = {"tokens": PAPER_TOKENS, "worlds": PAPER_WORLDS}
+    record.add(ON_PAPER, on_paper, ring.model(PAPER_TOKENS, PAPER_WORLDS))
 
 
 def _measured(world: int, tokens: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
@@ -113,8 +110,6 @@ def cell(world: int, tokens: int, rounds: int) -> dict[str, Any]:
         step()
     layer = ring.Layer(HEADS, HEADS, HEAD_DIM)
     return {
-        "world": world,
-        "tokens": tokens,
         "seconds": statistics.median(wall),
         "processor_seconds": statistics.median(busy),
         "received": traffic.received,

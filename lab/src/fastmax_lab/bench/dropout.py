@@ -1,7 +1,6 @@
 """`fastmax-lab bench dropout`: what each dropout mode costs, against the same call without."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -9,28 +8,29 @@ from fastmax import fastmax_attention
 from fastmax.backends import native
 from fastmax.dropout import MODES
 from fastmax_lab._progress import Progress
-from fastmax_lab.bench.measure import interleave, seconds, write
+from fastmax_lab.bench.measure import interleave, seconds
+from fastmax_lab.measurements import Recorder, slug
+from fastmax_lab.report.table import mask, passes
 
 TOKENS, HEADS, RATE = 4096, 8, 0.1
 NONE = "none"
 
 
-def run(out: str | None, quick: bool) -> dict[str, Any]:
-    """Order 2; the native backend with head dimensions of 32 and 64, forward and with gradients, the chunked one with 32."""
+def run(record: Recorder, quick: bool) -> None:
+    """Record order 2: the native backend with heads of 32 and 64, forward and with gradients, and the chunked one with 32."""
     cells = [("native", dim, backward) for dim in (32, 64) for backward in (False, True)] if native.levels() else []
     cells += [("chunked", 32, True)]
-    measured: dict[str, Any] = {"tokens": TOKENS, "heads": HEADS, "order": 2, "rate": RATE, "cells": []}
     with Progress(2 * len(cells)) as bar:
         for backend, head_dim, backward in cells:
             for is_causal in (False, True):
-                bar.step(f"{backend}, D = {head_dim}, {'causal' if is_causal else 'unmasked'}")
+                bar.step(f"{backend}, D = {head_dim}, {mask(is_causal)}")
                 rates = {NONE: 0.0} | dict.fromkeys(MODES, RATE)
                 contestants = {x: _call(backend, head_dim, is_causal, backward, rates[x], x) for x in rates}
                 timings = interleave(contestants, rounds=2 if quick else 7, yardstick=NONE)
                 cell = {"backend": backend, "head_dim": head_dim, "is_causal": is_causal, "backward": backward}
-                measured["cells"].append(cell | {"seconds": seconds(timings)})
-                write(out, measured)
-    return measured
+                cell |= {"tokens": TOKENS, "heads": HEADS, "order": 2, "rate": RATE}
+                name = slug(backend, f"d{head_dim}", mask(is_causal), passes(backward))
+                record.add(name, cell, {"seconds": seconds(timings)})
 
 
 def _call(backend: str, head_dim: int, is_causal: bool, backward: bool, rate: float, mode: str) -> Callable[[], object]:

@@ -14,8 +14,9 @@ from fastmax.integrations.transformers import FastmaxCache, register
 from fastmax.nn.options import layer_scale
 from fastmax.state import FastmaxState
 from fastmax_lab._progress import Progress
-from fastmax_lab.bench.measure import interleave, seconds, write
+from fastmax_lab.bench.measure import interleave, seconds
 from fastmax_lab.bench.memory import current_peak, reset_peak
+from fastmax_lab.measurements import Recorder, slug
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 4, 8, 4, 64, 1000
 LAYER_COUNTS = (1, LAYERS, 16)
@@ -23,16 +24,15 @@ LAYER_COUNTS = (1, LAYERS, 16)
 CONTEXTS = [1 << 10, 1 << 12, 1 << 14, 1 << 16]
 CHUNK = 1 << 10
 """Tokens that come to a state at once before generation."""
+GROWTH = "growth"
 TOKENS = 16
 """Of generation, where memory is measured."""
 
 
-def run(out: str | None, quick: bool) -> dict[str, Any]:
-    """Seconds per token at every context, all in turns; then the memory of generating, each model in its own process."""
+def run(record: Recorder, quick: bool) -> None:
+    """Record seconds per token at every context, all in turns; then the memory of generating, each model in a process."""
     contexts = CONTEXTS[:2] if quick else CONTEXTS
-    measured: dict[str, Any] = {
-        "layers": LAYERS, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "cells": [],
-    }  # fmt: skip
+    model_of = {"layers": LAYERS, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
     contestants: dict[tuple[int, str], Callable[[], object]] = {}
     held: dict[tuple[int, str], int] = {}  # bytes of caches before they are timed: that of softmax grows by every step
     with Progress(len(contexts) + 2 + len(LAYER_COUNTS)) as bar, torch.inference_mode():
@@ -58,15 +58,13 @@ def run(out: str | None, quick: bool) -> dict[str, Any]:
             grown[str(layers)] = found[str(contexts[-1])] - found[str(contexts[0])]
             if layers == LAYERS:
                 memory["fastmax"] = found
-        measured["growth_by_layers"] = grown
     for context in contexts:
         times = {name: t for (at, name), t in timings.items() if at == context}
-        cell = {"context": context, "seconds": seconds(times)}
-        cell["cache_bytes"] = {name: held[context, name] for name in times}
-        cell["resident_bytes"] = {name: memory[name][str(context)] for name in times}
-        measured["cells"].append(cell)
-    write(out, measured)
-    return measured
+        values: dict[str, Any] = {"seconds": seconds(times)}
+        values["cache_bytes"] = {name: held[context, name] for name in times}
+        values["resident_bytes"] = {name: memory[name][str(context)] for name in times}
+        record.add(slug("context", context), {"context": context} | model_of, values)
+    record.add(GROWTH, model_of | {"layers": list(LAYER_COUNTS)}, {"growth_by_layers": grown})
 
 
 def _model(name: str, layers: int) -> LlamaForCausalLM:

@@ -15,7 +15,7 @@ from fastmax.backends import triton
 from fastmax.core import default_scale
 from fastmax_lab._cells import Cell
 from fastmax_lab._progress import Progress
-from fastmax_lab.bench.measure import write
+from fastmax_lab.measurements import Recorder
 
 ROUNDS = 20
 FLUSHED = 256 << 20
@@ -34,21 +34,19 @@ def cells(
                         yield Cell(n, head_dim, order, True, backward, dtype, 16)
 
 
-def run(out: str | None, chosen: list[Cell], rounds: int = ROUNDS) -> dict[str, Any]:
-    """Every cell: the first call, with compilation, and the median of the rounds, in ms."""
+def run(record: Recorder, chosen: list[Cell], rounds: int = ROUNDS) -> None:
+    """Record every cell: the first call, with compilation, and the median of the rounds, in ms."""
     if not torch.cuda.is_available():
         raise OSError("--device cuda needs a GPU that torch can use, and there is none")
-    return _on_this_gpu(out, chosen, rounds)  # pragma: no cover  (needs one)
+    _on_this_gpu(record, chosen, rounds)  # pragma: no cover  (needs one)
 
 
-def _on_this_gpu(out: str | None, chosen: list[Cell], rounds: int) -> dict[str, Any]:  # pragma: no cover
-    measured: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "triton": triton.describe(), "cells": []}
+def _on_this_gpu(record: Recorder, chosen: list[Cell], rounds: int) -> None:  # pragma: no cover
+    gpu = {"gpu": torch.cuda.get_device_name(), "triton": triton.describe()}
     with Progress(len(chosen)) as bar:
         for cell in chosen:
             bar.step(f"N = {cell.tokens:,}, D = {cell.head_dim}, order {cell.order}, {cell.dtype}")
-            measured["cells"].append(asdict(cell) | measure(cell, rounds))
-            write(out, measured)
-    return measured
+            record.add(cell.name, asdict(cell) | gpu, measure(cell, rounds))
 
 
 def measure(cell: Cell, rounds: int, device: str = "cuda") -> dict[str, Any]:

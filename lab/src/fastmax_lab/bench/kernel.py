@@ -16,9 +16,11 @@ from fastmax.plan import Plan
 from fastmax_lab import _cells
 from fastmax_lab._cells import Cell, sgemm_flops
 from fastmax_lab._progress import Progress
-from fastmax_lab.bench.measure import Timing, interleave, seconds, write
+from fastmax_lab.bench.measure import Timing, interleave, seconds
 from fastmax_lab.bench.selection import Selection
+from fastmax_lab.measurements import Recorder
 
+THREADS = "threads"
 THREADS_TOKENS = 16384
 """The length at which one thread is compared with all."""
 
@@ -57,27 +59,24 @@ def quick_grid(only: Selection) -> Iterator[Cell]:
         yield replace(cell, heads=8 if cell.tokens <= 1024 else 2)
 
 
-def run(out: str | None, quick: bool, only: Selection | None = None) -> dict[str, Any]:
-    """Measure the grid, or a part of it, and how threads add up; write the JSON."""
+def run(record: Recorder, quick: bool, only: Selection | None = None) -> None:
+    """Record the grid, or a part of it, and how threads add up."""
     if native.levels() == ():
         raise OSError(f"the native backend is {native.describe()}")
     cells = list((quick_grid if quick else full_grid)(Selection() if only is None else only))
-    measured: dict[str, Any] = {"level": native.describe(), "cells": []}
+    level = {"level": native.describe()}
     pace = sgemm_flops() / interleave({"sgemm": _sgemm()}, rounds=3)["sgemm"].best
     with Progress(len(cells) + 1) as bar:
         for cell in cells:
             bar.step(f"N = {cell.tokens:,}, D = {cell.head_dim}, order {cell.order}, {cell.dtype}")
             timings = seconds(_measure(cell, pace, quick))
-            measured["cells"].append(asdict(cell) | {"form": native.form(_call(cell)), "seconds": timings})
-            write(out, measured)
+            record.add(cell.name, asdict(cell) | level, {"form": native.form(_call(cell)), "seconds": timings})
         bar.step("threads")
-        measured["threads"] = _threads(2 if quick else 8)
-        write(out, measured)
-    return measured
+        _threads(record, 2 if quick else 8)
 
 
-def _threads(heads: int) -> dict[str, Any]:
-    """The native kernel with one thread and with all, in turns."""
+def _threads(record: Recorder, heads: int) -> None:
+    """Record the native kernel with one thread and with all, in turns."""
     most = torch.get_num_threads()
     q, k, v = (torch.randn(1, THREADS_TOKENS, heads, 64).transpose(1, 2) for _ in range(3))
 
@@ -90,7 +89,8 @@ def _threads(heads: int) -> dict[str, Any]:
 
     timings = interleave({"one": call(1), "all": call(most)}, rounds=5)
     torch.set_num_threads(most)
-    return {"threads": most, "tokens": THREADS_TOKENS, "head_dim": 64, "heads": heads, "seconds": seconds(timings)}
+    settings = {"threads": most, "tokens": THREADS_TOKENS, "head_dim": 64, "heads": heads}
+    record.add(THREADS, settings, {"seconds": seconds(timings)})
 
 
 def _measure(cell: Cell, pace: float, quick: bool) -> dict[str, Timing]:

@@ -1,21 +1,20 @@
 """`fastmax-lab bench long`: one head over a million tokens: time, memory and precision."""
 
 import time
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastmax import fastmax_attention
 from fastmax_lab._progress import Progress
-from fastmax_lab.bench.measure import write
 from fastmax_lab.bench.memory import peak
+from fastmax_lab.measurements import Recorder
 
 TOKENS, QUARTER, LAST, HEAD_DIM = 1 << 20, 1 << 18, 1000, 64
 
 
-def run(out: str | None, quick: bool) -> dict[str, Any]:
-    """Causal, order 2, forward + backward at a quarter of the length and at the whole; `quick` at a sixteenth of both."""
+def run(record: Recorder, quick: bool) -> None:
+    """Record order 2, causal, with gradients, at a quarter of the length and at the whole; `quick` at a sixteenth of both."""
     whole, quarter = (TOKENS // 16, QUARTER // 16) if quick else (TOKENS, QUARTER)
     with Progress(4) as bar:
         bar.step(f"{quarter:,} tokens")
@@ -26,10 +25,8 @@ def run(out: str | None, quick: bool) -> dict[str, Any]:
         used = peak(tokens=whole, head_dim=HEAD_DIM, order=2, is_causal=True, backend="auto")
         bar.step("precision")
         error = _error(whole)
-    measured: dict[str, Any] = {"tokens": [quarter, whole], "seconds": [short, long], "memory": used}
-    measured |= {"error": error, "last": LAST}
-    write(out, measured)
-    return measured
+    settings = {"tokens": [quarter, whole], "last": LAST}
+    record.add(f"{whole}", settings, {"seconds": [short, long], "memory": used, "error": error})
 
 
 def _inputs(tokens: int) -> tuple[Tensor, Tensor, Tensor]:

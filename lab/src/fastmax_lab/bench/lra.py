@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -15,12 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from fastmax_lab._progress import Progress
 from fastmax_lab.baselines import SEVEN
-from fastmax_lab.bench.measure import interleave, seconds, write
+from fastmax_lab.bench.measure import interleave, seconds
 from fastmax_lab.bench.training_memory import peak
 from fastmax_lab.lra import batches, tasks
 from fastmax_lab.lra.model import classifier
 from fastmax_lab.lra.presets import preset
 from fastmax_lab.lra.tasks import Split
+from fastmax_lab.measurements import Recorder, slug
 
 ATTENTIONS = ("vanilla", *SEVEN)
 SHAPES = {name: tasks.task(name) for name in tasks.names()}
@@ -54,20 +55,18 @@ def cells(quick: bool) -> list[Cell]:
     return result
 
 
-def run(out: str | None, quick: bool) -> dict[str, Any]:
-    """Measure, write the JSON after every task."""
+def run(record: Recorder, quick: bool) -> None:
+    """Record every task."""
     grid = cells(quick)
-    measured: dict[str, Any] = {"preset": "skyformer", "cells": []}
     measured_tasks = [cell for cell in grid if not quick or cell.task in QUICK_MEMORY]
     with Progress(len(grid) + len(measured_tasks) * len(ATTENTIONS)) as bar:
         for cell in grid:
             with_memory = not quick or cell.task in QUICK_MEMORY
             rounds = 2 if quick else 3
-            measured["cells"].append(
-                measure(cell, ATTENTIONS, rounds, partial(_step, bar, cell.task), with_memory=with_memory)
+            values = measure(cell, ATTENTIONS, rounds, partial(_step, bar, cell.task), with_memory=with_memory)
+            record.add(
+                slug(cell.task, "dropout", cell.attention_dropout), asdict(cell) | {"preset": "skyformer"}, values
             )
-            write(out, measured)
-    return measured
 
 
 def _step(bar: Progress, task: str, _share: float, label: str) -> None:

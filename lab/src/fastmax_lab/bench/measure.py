@@ -1,21 +1,10 @@
 """Timing on a noisy machine: contestants take turns in one process, and only ratios within a run are to be trusted."""
 
-import json
-import os
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
-
-import fastmax
-from fastmax._atomic_file import write_whole
+from typing import TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -78,40 +67,6 @@ def interleave(
     }
 
 
-def machine() -> dict[str, Any]:
-    """What a figure must be read beside."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "simd": torch.backends.cpu.get_cpu_capability(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "fastmax": fastmax.__version__,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": " ".join(["fastmax", *sys.argv[1:]]),
-    }
-
-
-def write(path: str | None, measured: Mapping[str, Any]) -> None:
-    """The measurements and the machine, as JSON, in one step so that a killed run leaves no half file."""
-    if path is None:
-        return
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, (json.dumps({"machine": machine(), **measured}, indent=1) + "\n").encode())
-
-
 def seconds(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
     """As JSON."""
     return {name: asdict(timing) for name, timing in timings.items()}
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -1,6 +1,6 @@
 """`fastmax-lab bench` and `fastmax-lab tune`: a module of `bench` measures, that of the same name in `report` draws."""
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,20 +17,23 @@ class Benchmark(Threads, Printing, Command):
     """A benchmark, named as its class."""
 
     out: Annotated[Path | None, NEW_FILE] = None
-    """Write the measurements as JSON."""
+    """Add the measurements to this file, a line of JSON each."""
     quick: bool = False
     """Fewer sizes and rounds."""
 
     def run(self) -> None:
         self.limit_threads()
-        self.measure(type(self).__name__.lower())
+        self.measure(type(self).__name__.lower(), self.quick)
 
-    def measure(self, name: str, **parts: Any) -> None:
-        """Run the benchmark module and show its result."""
+    def measure(self, name: str, *given: Any) -> None:
+        """Run the benchmark module and show what it recorded."""
         with waiting("loading"):
             bench = import_module(f"fastmax_lab.bench.{name}")
-        measured = bench.run(None if self.out is None else str(self.out), self.quick, **parts)
-        self.show(measured, import_module(f"fastmax_lab.report.{name}").summary)
+            from fastmax_lab.measurements import Recorder  # imports torch, which --help does not need
+        record = Recorder(f"bench {name}", self.out)
+        bench.run(record, *given)
+        text = import_module(f"fastmax_lab.report.{name}").summary
+        self.show([asdict(one) for one in record.made], lambda _: text(record.made))
 
 
 class Core(Benchmark):
@@ -79,11 +82,10 @@ class Kernel(Selection, Benchmark):
             check_device(self.device)
             self._measure_gpu(only)
         else:
-            self.measure("kernel", only=only)
+            self.measure("kernel", self.quick, only)
 
     def _measure_gpu(self, only: Selection) -> None:
         from fastmax_lab.bench import gpu
-        from fastmax_lab.report.gpu import summary
 
         cells = gpu.cells(
             only.tokens or ((4096, 16384) if self.quick else (1024, 4096, 16384, 65536)),
@@ -91,7 +93,7 @@ class Kernel(Selection, Benchmark):
             ((2,) if self.quick else (1, 2)) if only.order is None else (only.order,),
             ("bfloat16",) if only.dtype is None else (only.dtype,),
         )
-        self.show(gpu.run(None if self.out is None else str(self.out), list(cells)), summary)
+        self.measure("gpu", list(cells))
 
 
 @dataclass(frozen=True, kw_only=True)

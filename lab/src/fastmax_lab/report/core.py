@@ -1,15 +1,17 @@
 """Tables of `fastmax-lab bench core`: growth of memory and time, and the paper's literal form."""
 
-from typing import Any
+from collections.abc import Sequence
 
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.table import mask, milliseconds, table, times
 
 
-def summary(measured: dict[str, Any]) -> str:
-    """The three tables."""
+def summary(measured: Sequence[Measurement]) -> str:
+    """Return the three tables."""
+    rows = {kind: [d for d in measured if d.settings["measured"] == kind] for kind in ("memory", "time", "literal")}
     memory: list[list[str]] = []
     before: dict[str, int] = {}
-    for m in measured["memory"]:
+    for m in (d.settings | d.values for d in rows["memory"]):
         used = m["peak"] - m["before"]
         growth = used / before[m["backend"]] if before.get(m["backend"]) else None
         before[m["backend"]] = used
@@ -18,7 +20,7 @@ def summary(measured: dict[str, Any]) -> str:
         )
     time: list[list[str]] = []
     last: dict[tuple[str, bool, str], float] = {}
-    for m in measured["time"]:
+    for m in (d.settings | d.values for d in rows["time"]):
         row = [f"{m['backend']}, {mask(m['is_causal'])}", f"{m['tokens']:,}"]
         for name, t in m["seconds"].items():
             key = (m["backend"], m["is_causal"], name)
@@ -26,7 +28,7 @@ def summary(measured: dict[str, Any]) -> str:
             last[key] = t["best"]
         time.append(row)
     literal = []
-    for m in measured["literal"]:
+    for m in (d.settings | d.values for d in rows["literal"]):
         base = m["seconds"]["core.py"]["best"]
         for name, t in m["seconds"].items():
             literal.append([mask(m["is_causal"]), name, milliseconds(t["best"]), times(base / t["best"])])

@@ -1,35 +1,23 @@
 """Table of `fastmax-lab bench decay`: times with a decay over those without."""
 
-from typing import Any
+from collections.abc import Sequence
 
-from fastmax_lab.report.table import milliseconds, table, times
+from fastmax_lab.bench.decay import DECODING
+from fastmax_lab.measurements import Measurement
+from fastmax_lab.report.table import milliseconds, passes, table, times
 
 
-def summary(measured: dict[str, Any]) -> str:
-    """Ratios are medians of neighbouring measurements."""
+def summary(measured: Sequence[Measurement]) -> str:
+    """Return the table. Ratios are medians of neighbouring measurements."""
     rows = []
-    for cell in measured["cells"]:
-        s = cell["seconds"]
-        rows.append(
-            [
-                f"{cell['tokens']:,}, {cell['head_dim']}{', with gradients' if cell['backward'] else ''}",
-                milliseconds(s["without"]["median"]),
-                milliseconds(s["with"]["median"]),
-                times(s["with"]["paired"]),
-                times(s["both ways"]["paired"]),
-            ]
-        )
-    step = measured["step"]
-    rows.append(
-        [
-            f"a decoding step, {measured['step_heads']} heads of {measured['step_head_dim']}",
-            milliseconds(step["without"]["median"]),
-            milliseconds(step["with"]["median"]),
-            times(step["with"]["paired"]),
-            "-",
-        ]
-    )
-    title = (
-        f"Forgetting: order 2, fp32, causal, {measured['heads']} heads; medians, ratios of neighbouring measurements"
-    )
+    for d in measured:
+        s, of = d.values["seconds"], d.settings
+        if d.name == DECODING:
+            name = f"a decoding step, {of['heads']} heads of {of['head_dim']}"
+        else:
+            name = f"{of['tokens']:,}, {of['head_dim']}, {of['heads']} heads, {passes(of['backward'])}"
+        both = s["both ways"]["paired"] if "both ways" in s else None
+        medians = [milliseconds(s[way]["median"]) for way in ("without", "with")]
+        rows.append([name, *medians, times(s["with"]["paired"]), times(both)])
+    title = "Forgetting: order 2, fp32, causal; medians, ratios of neighbouring measurements"
     return "\n\n".join([title, table(["N, D", "without", "with decay", "ratio", "both directions"], rows)])

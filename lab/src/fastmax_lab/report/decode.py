@@ -1,14 +1,15 @@
 """Table of `fastmax-lab bench decode`: seconds per token."""
 
-from typing import Any
+from collections.abc import Sequence
 
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.table import milliseconds, table, times
 
 
-def summary(measured: dict[str, Any]) -> str:
-    """The table, how flat the time per token is, and from which context on a state takes less of it than a cache."""
+def summary(measured: Sequence[Measurement]) -> str:
+    """Return the table, how flat the time per token is, and from which context on a state takes less of it than a cache."""
     rows, steps = [], []
-    for cell in measured["cells"]:
+    for cell in (d.settings | d.values for d in measured):
         s = {name: t["median"] for name, t in cell["seconds"].items()}
         if cell["batch"] == 1:
             steps.append((cell["context"], cell["seconds"]["fastmax"]["best"], s["softmax"] / s["fastmax"]))
@@ -32,7 +33,5 @@ def summary(measured: dict[str, Any]) -> str:
         if ahead
         else "A cache is faster at every context here."
     )
-    title = (
-        f"A decoding step, {measured['heads']} heads of {measured['head_dim']}, order 2, fp32; medians of the rounds"
-    )
+    title = f"A decoding step, {cell['heads']} heads of {cell['head_dim']}, order 2, fp32; medians of the rounds"
     return "\n\n".join([title, table(header, rows), f"{flat} {wins}"])

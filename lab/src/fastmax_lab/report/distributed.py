@@ -1,16 +1,20 @@
 """Tables of `fastmax-lab bench distributed`: bytes and time of processes that share a sequence, and the cost model."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from fastmax_lab.bench.distributed import ON_PAPER
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.table import milliseconds, table
 
 
-def summary(measured: dict[str, Any]) -> str:
-    """Measured first, then on paper."""
-    model = measured["model"]
+def summary(measured: Sequence[Measurement]) -> str:
+    """Return the tables: measured first, then on paper."""
+    model = next(d.values for d in measured if d.name == ON_PAPER)
+    cells = [d.settings | d.values for d in measured if d.name != ON_PAPER]
     layer = model["layer"]
     measured_title = (
-        f"Measured: causal, order {measured['order']}, fp32, {measured['heads']} heads of {measured['head_dim']}, forward + "
+        f"Measured: causal, order {cells[0]['order']}, fp32, {cells[0]['heads']} heads of {cells[0]['head_dim']}, forward + "
         "backward, one thread per process on one machine; bytes that a process receives per layer, a ring's computed (bf16)"
     )
     model_title = (
@@ -19,7 +23,7 @@ def summary(measured: dict[str, Any]) -> str:
     )
     crossing_title = "Bytes received per layer, and from how many tokens on a ring receives more"
     return "\n\n".join(
-        [measured_title, _measured(measured["cells"]), crossing_title, _crossings(model["crossings"]), model_title]
+        [measured_title, _measured(cells), crossing_title, _crossings(model["crossings"]), model_title]
         + [f"{machine['name']}\n\n{_on_paper(model['cells'], machine['name'])}" for machine in model["machines"]]
     )
 

@@ -1,28 +1,30 @@
 """Tables of `fastmax-lab bench kernel`: shares of sgemm, ratios to softmax attention, and what the choice of form costs."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from fastmax.plan import cheaper_form
 from fastmax_lab import _cells
 from fastmax_lab._cells import Cell, sgemm_flops
-from fastmax_lab.report.table import milliseconds, table, times
+from fastmax_lab.bench.kernel import THREADS
+from fastmax_lab.measurements import Measurement
+from fastmax_lab.report.table import milliseconds, passes, table, times
 
 RULE_LIMIT = 1.25
 """The form that the rule picks may be so many times slower than the other."""
 
 
-def summary(measured: dict[str, Any]) -> str:
-    """One table per dtype, pass and order, and a line on the rule."""
+def summary(measured: Sequence[Measurement]) -> str:
+    """Return one table per dtype, pass and order, and a line on the rule."""
+    cells = [d.settings | d.values for d in measured if d.name != THREADS]
     parts = [
-        f"Kernel: {measured['level']}. Best of several rounds, contestants in turns; ratios are within a round's run. "
+        f"Kernel: {cells[0]['level']}. Best of several rounds, contestants in turns; ratios are within a round's run. "
         "Paired is the share of sgemm as the median over rounds, each against the sgemm right before and after."
     ]
     groups: dict[tuple[str, bool, int], list[dict[str, Any]]] = {}
-    for cell in measured["cells"]:
+    for cell in cells:
         groups.setdefault((cell["dtype"], cell["backward"], cell["order"]), []).append(cell)
-    for (dtype, backward, order), cells in groups.items():
-        what = "forward + backward" if backward else "forward"
-        parts.append(f"### {what}, order {order}, {dtype}")
+    for (dtype, backward, order), own in groups.items():
+        parts.append(f"### {passes(backward)}, order {order}, {dtype}")
         header = [
             "N, D, heads",
             "native",
@@ -35,17 +37,15 @@ def summary(measured: dict[str, Any]) -> str:
             "other form",
         ]
         header += ["vs fp32"] if dtype != "float32" else []
-        parts.append(table(header, [_row(cell) for cell in cells]))
-    return "\n\n".join(
-        [*parts, rule(measured["cells"]), *([threads(measured["threads"])] if "threads" in measured else [])]
-    )
+        parts.append(table(header, [_row(cell) for cell in own]))
+    return "\n\n".join([*parts, rule(cells), *(threads(d) for d in measured if d.name == THREADS)])
 
 
-def threads(measured: dict[str, Any]) -> str:
-    """How much faster all threads are than one."""
-    best = {name: t["best"] for name, t in measured["seconds"].items()}
-    shape = f"forward, order 2, {measured['tokens']:,} tokens, D = {measured['head_dim']}, {measured['heads']} heads"
-    return f"Threads: {measured['threads']} are {times(best['one'] / best['all'])} as fast as one ({shape})."
+def threads(measured: Measurement) -> str:
+    """Return how much faster all threads are than one."""
+    best, s = {name: t["best"] for name, t in measured.values["seconds"].items()}, measured.settings
+    shape = f"forward, order 2, {s['tokens']:,} tokens, D = {s['head_dim']}, {s['heads']} heads"
+    return f"Threads: {s['threads']} are {times(best['one'] / best['all'])} as fast as one ({shape})."
 
 
 def share_of_sgemm(cell: dict[str, Any]) -> float:
@@ -53,10 +53,9 @@ def share_of_sgemm(cell: dict[str, Any]) -> float:
     return _least_seconds_of_flops(cell) / float(cell["seconds"]["native"]["best"])
 
 
-def paired_share_of_sgemm(cell: dict[str, Any]) -> float | None:
-    """The same of neighbouring measurements, the median over rounds; older files do not have it."""
-    ratio = cell["seconds"]["native"].get("paired")
-    return None if ratio is None else _flops(cell) / sgemm_flops() / float(ratio)
+def paired_share_of_sgemm(cell: dict[str, Any]) -> float:
+    """Return the same of neighbouring measurements, the median over rounds."""
+    return _flops(cell) / sgemm_flops() / float(cell["seconds"]["native"]["paired"])
 
 
 def share_of_roofline(cell: dict[str, Any]) -> float | None:
@@ -75,7 +74,7 @@ def _least_seconds_of_flops(cell: dict[str, Any]) -> float:
 
 
 def _flops(cell: dict[str, Any]) -> float:
-    shape = Cell(**{name: value for name, value in cell.items() if name not in ("seconds", "form")})
+    shape = Cell.of(cell)
     return min(shape.dense_flops, shape.factorized_flops)
 
 
@@ -84,8 +83,8 @@ def rule(cells: list[dict[str, Any]]) -> str:
     worst, where = 0.0, {}
     for cell in cells:
         forms = {name: cell["seconds"][name]["best"] for name in ("dense", "factorized") if name in cell["seconds"]}
-        if len(forms) == 2 and forms[_picked(cell)] / min(forms.values()) > worst:
-            worst, where = forms[_picked(cell)] / min(forms.values()), cell
+        if len(forms) == 2 and forms[cell["form"]] / min(forms.values()) > worst:
+            worst, where = forms[cell["form"]] / min(forms.values()), cell
     if not where:
         return "Rule: no cell has both forms."
     verdict = "holds" if worst <= RULE_LIMIT else "IS BROKEN"
@@ -95,24 +94,18 @@ def rule(cells: list[dict[str, Any]]) -> str:
     return f"Rule: the form picked takes at worst {worst:.2f}x as long as the other ({at}); the limit {RULE_LIMIT} {verdict}."
 
 
-def _picked(cell: dict[str, Any]) -> str:
-    """The form that was picked; older files do not say it, and are of the rule for fp32."""
-    tokens, dim = cell["tokens"], cell["head_dim"]
-    return str(cell.get("form") or cheaper_form(tokens, tokens, dim, dim, cell["order"], cell["is_causal"]))
-
-
 def _row(cell: dict[str, Any]) -> list[str]:
     s = {name: t["best"] for name, t in cell["seconds"].items()}
     forms = {name: s[name] for name in ("dense", "factorized") if name in s}
-    picked = _picked(cell)
+    picked = cell["form"]
     other = next((t for name, t in forms.items() if name != picked), None)
-    roofline, paired = share_of_roofline(cell), paired_share_of_sgemm(cell)
+    roofline = share_of_roofline(cell)
     mask = " causal" if cell["is_causal"] else ""
     row = [
         f"{cell['tokens']:,}, {cell['head_dim']}, {cell['heads']}{mask}",
         milliseconds(s["native"]),
         f"{share_of_sgemm(cell):.2f}",
-        "-" if paired is None else f"{paired:.2f}",
+        f"{paired_share_of_sgemm(cell):.2f}",
         "-" if roofline is None else f"{roofline:.2f}",
         times(s["sdpa"] / s["native"] if "sdpa" in s else None),
         times(s["chunked"] / s["native"] if "chunked" in s else None),

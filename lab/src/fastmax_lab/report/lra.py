@@ -6,6 +6,7 @@ from typing import Any
 
 from fastmax_lab.lra import paper
 from fastmax_lab.lra.tasks import names
+from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.table import table, times
 
 
@@ -30,13 +31,13 @@ def _accuracy(values: list[float] | None, theirs: float | None) -> str:
     return ours if theirs is None else f"{ours} ({theirs:.2f})"
 
 
-def summary(measured: dict[str, Any]) -> str:
-    """A table per task: speed, both ratios, the paper's, memory."""
+def summary(measured: Sequence[Measurement]) -> str:
+    """Return a table per task: speed, both ratios, the paper's, memory."""
     parts = [
         "Training steps, skyformer preset, fp32, full length, random tokens; contestants in turns, best of several rounds. "
         "Ratios of steps per second to softmax by the plain formula (vanilla) and by PyTorch's kernel (softmax)."
     ]
-    for cell in measured["cells"]:
+    for cell in (d.settings | d.values for d in measured):
         best = {name: t["best"] for name, t in cell["seconds"].items()}
         attentions = [name for name in best if name != "data"]
         rows = []

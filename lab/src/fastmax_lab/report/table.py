@@ -26,3 +26,7 @@ def times(ratio: float | None) -> str:
 
 def mask(is_causal: bool) -> str:
     return "causal" if is_causal else "unmasked"
+
+
+def passes(backward: bool) -> str:
+    return "forward + backward" if backward else "forward"
