@@ -20,7 +20,9 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     "fastmax2": {},
     **{name: {} for name in ("linear", "informer", "performer", "reformer")},
 }
-"""In the order of their trainings: the paper's own and the gate first, the slowest last."""
+"""In the order of their trainings."""
+MAIN = 4
+"""How many of them are trained whole with the first seed before the others are tuned."""
 _EPOCH = 45_000 // 32
 WHOLE = TaskBudget(batch=32, steps=10 * _EPOCH, length=256, looks=10, evaluated=None, cost=0.09)
 TUNING = replace(WHOLE, steps=_EPOCH // 2, looks=1, evaluated=5000)
@@ -38,18 +40,20 @@ def best_rates(found: Sequence[Measurement]) -> dict[str, float]:
 
 
 def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
-    """Return the tuning runs, then a whole training per attention and seed at the best rate, seed by seed."""
+    """Return the tuning runs and, for tuned attentions, a whole training per seed at the best rate."""
     if budget == "quick":
         return []
-    result = [item(name, 0, replace(TUNING, lr=lr), "tuning") for name in ATTENTIONS for lr in RATES]
-    rates = best_rates(found)
-    result += [
-        item(name, seed, replace(WHOLE, lr=rates[name]), "whole")
-        for seed in SEEDS
-        for name in ATTENTIONS
-        if name in rates
-    ]
-    return result
+    rates, result = best_rates(found), []
+    names = list(ATTENTIONS)
+    for group in (names[:MAIN], names[MAIN:]):
+        result += [item(name, 0, replace(TUNING, lr=lr), "tuning") for name in group for lr in RATES]
+        result += _whole(SEEDS[0], group, rates)
+    return result + [one for seed in SEEDS[1:] for one in _whole(seed, names, rates)]
+
+
+def _whole(seed: int, names: Sequence[str], rates: dict[str, float]) -> list[Item]:
+    """Return the whole trainings of one seed, of the attentions whose rates are tuned."""
+    return [item(name, seed, replace(WHOLE, lr=rates[name]), "whole") for name in names if name in rates]
 
 
 def item(name: str, seed: int, budget: TaskBudget, kind: str) -> Item:
