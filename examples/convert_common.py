@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 import fastmax
-from fastmax.integrations.transformers import Conversion, Stage, convert
+from fastmax_lab.conversion import Conversion, Stage, convert
 
 NORMALIZE = {"default": None, "standardize": True, "rms": "rms", "none": False}
 

@@ -18,7 +18,7 @@ from convert_common import package_folder, parser, quiet, read_text, record, run
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from fastmax.integrations.transformers.conversion.losses import pooled
+from fastmax_lab.conversion.losses import pooled
 
 LONG = 128
 """Tokens that make a text a passage."""

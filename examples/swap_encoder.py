@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
-from fastmax.integrations.transformers import Stage, configure, convert, verify
+from fastmax.integrations.transformers import configure, verify
+from fastmax_lab.conversion import Stage, convert
 
 
 def batches_of(lines: list[str], tokenizer: object, args: argparse.Namespace) -> list[dict[str, Tensor]]:

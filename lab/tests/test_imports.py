@@ -35,6 +35,7 @@ PRIVATE = {
     "fastmax.call": ("Call", "InputGrads", "Options", "OutputGrads", "accumulation_dtype"),
     "fastmax.distributed.scan": ("gathers", "rounds"),
     "fastmax.features": ("feature_count",),
+    "fastmax.integrations.transformers.options": ("CHILD",),
     "fastmax.plan": ("Plan", "cheaper_form", "kernel_chunk"),
 }
 

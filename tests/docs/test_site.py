@@ -15,7 +15,7 @@ yaml = pytest.importorskip("yaml")
 pytest.importorskip("mkdocs")
 pytest.importorskip("latex2mathml")
 
-PUBLIC = ("fastmax", "fastmax.distributed", "fastmax.integrations.transformers")
+PUBLIC = ("fastmax", "fastmax.distributed", "fastmax.integrations.transformers", "fastmax_lab.conversion")
 MORE = (
     "fastmax.models.FastmaxLM",
     "fastmax.models.LMConfig",

@@ -11,8 +11,6 @@
     configure(model, windows={"model.layers.*[13579].*": 64})               # softmax over 64 tokens in every second layer
     model.save_pretrained(path)                                             # all of it comes back with from_pretrained
 
-    student = convert(teacher, batches, decay="gated").model                # a trained softmax model becomes Fastmax
-
 Where things are. `attention_modules(model)` yields the name and the module of every attention. After `configure` each has
 a child `module.fastmax`, an `AttentionParameters`, with
 
@@ -26,9 +24,6 @@ function reads them at every call; a model that was not configured has no such c
 
 from fastmax.integrations.transformers.cache import FastmaxCache
 from fastmax.integrations.transformers.configure import configure
-from fastmax.integrations.transformers.conversion.convert import convert
-from fastmax.integrations.transformers.conversion.recipe import Stage
-from fastmax.integrations.transformers.conversion.report import Conversion
 from fastmax.integrations.transformers.modules import attention_modules
 from fastmax.integrations.transformers.options import AttentionOptions, AttentionParameters, parameters_of
 from fastmax.integrations.transformers.refusals import RefusedError
@@ -38,14 +33,11 @@ from fastmax.integrations.transformers.verify import Verification, verify
 __all__ = [
     "AttentionOptions",
     "AttentionParameters",
-    "Conversion",
     "FastmaxCache",
     "RefusedError",
-    "Stage",
     "Verification",
     "attention_modules",
     "configure",
-    "convert",
     "parameters_of",
     "register",
     "verify",

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, normalize
 
-from fastmax.integrations.transformers.conversion.batches import Batch, counted
-from fastmax.integrations.transformers.conversion.layers import relative_error
+from fastmax_lab.conversion.batches import Batch, counted
+from fastmax_lab.conversion.layers import relative_error
 
 Loss = Callable[[Any, Any, Batch], Tensor]
 

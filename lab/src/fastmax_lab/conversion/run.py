@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from fastmax.integrations.transformers.conversion import checkpoint, layers, losses
-from fastmax.integrations.transformers.conversion.batches import Batch, on, tokens_of, without_cache
-from fastmax.integrations.transformers.conversion.parameters import learning
-from fastmax.integrations.transformers.conversion.recipe import Recipe, Stage
+from fastmax_lab.conversion import checkpoint, layers, losses
+from fastmax_lab.conversion.batches import Batch, on, tokens_of, without_cache
+from fastmax_lab.conversion.parameters import learning
+from fastmax_lab.conversion.recipe import Recipe, Stage
 
 BETAS = (0.9, 0.98)
 CHECKS = 4

@@ -15,7 +15,7 @@ from transformers import BertConfig, BertModel, BertTokenizer, LlamaConfig, Llam
 
 from fastmax.integrations.transformers import parameters_of
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 WORDS = [
     "the",
     "a",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fastmax import _tensor_file
-from fastmax.integrations.transformers.conversion.recipe import Recipe
+from fastmax_lab.conversion.recipe import Recipe
 
 FORMAT = "fastmax.convert"
 _WEIGHT, _BEST, _OPTIMIZER = "weight.", "best.", "optimizer."

@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from fastmax.integrations.transformers.conversion.checkpoint import Position
-from fastmax.integrations.transformers.conversion.recipe import Recipe
+from fastmax_lab.conversion.checkpoint import Position
+from fastmax_lab.conversion.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fastmax.integrations.transformers.conversion.batches import Batch, counted, without_cache
-from fastmax.integrations.transformers.modules import attention_modules
+from fastmax.integrations.transformers import attention_modules
+from fastmax_lab.conversion.batches import Batch, counted, without_cache
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from fastmax.integrations.transformers.conversion.recipe import Stage
-from fastmax.integrations.transformers.modules import attention_modules
+from fastmax.integrations.transformers import attention_modules
 from fastmax.integrations.transformers.options import CHILD
+from fastmax_lab.conversion.recipe import Stage
 
 VALUES_AND_OUTPUTS = {
     "v", "v_proj", "v_lin", "value", "value_proj", "v_norm",

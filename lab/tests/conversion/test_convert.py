@@ -28,10 +28,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from fastmax.integrations.transformers import FastmaxCache, Stage, configure, convert, parameters_of
-from fastmax.integrations.transformers.conversion import batches as batches_
-from fastmax.integrations.transformers.conversion import layers, losses
-from fastmax.integrations.transformers.conversion.parameters import learning
+from fastmax.integrations.transformers import FastmaxCache, configure, parameters_of
+from fastmax_lab.conversion import Stage, convert, layers, losses
+from fastmax_lab.conversion import batches as batches_
+from fastmax_lab.conversion.parameters import learning
 
 TINY = {
     "vocab_size": 50,

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from fastmax.integrations.transformers.configure import configure
-from fastmax.integrations.transformers.conversion import layers, losses
-from fastmax.integrations.transformers.conversion.batches import Batch, on, split
-from fastmax.integrations.transformers.conversion.recipe import Recipe, Stage
-from fastmax.integrations.transformers.conversion.report import Conversion
-from fastmax.integrations.transformers.conversion.run import Run
+from fastmax.integrations.transformers import configure
+from fastmax_lab.conversion import layers, losses
+from fastmax_lab.conversion.batches import Batch, on, split
+from fastmax_lab.conversion.recipe import Recipe, Stage
+from fastmax_lab.conversion.report import Conversion
+from fastmax_lab.conversion.run import Run
 
 TRANSFER = Stage(steps=200, lr=1e-3)
 DISTILL = Stage(steps=200, lr=1e-4, scale_lr=1e-2, gate_lr=1e-2, train="all")

@@ -1,1 +1,0 @@
-"""Turning a pretrained softmax model into a Fastmax model: `convert`, its stages and its report."""
