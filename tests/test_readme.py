@@ -14,12 +14,13 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 @pytest.mark.slow
 def test_the_examples_satisfy_a_strict_type_checker(tmp_path: Path) -> None:
-    """A user's: outside of the repository and its settings, so by what the package says of itself."""
+    """Check them with a user's settings and the types of the installed package; torch leaves `backward` without types."""
     pytest.importorskip("mypy")
     for i, block in enumerate(BLOCKS):
         (tmp_path / f"example_{i}.py").write_text(block)
     (tmp_path / "wrong.py").write_text('from fastmax import FastmaxState\nFastmaxState.empty(1, 2, "three")\n')
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(tmp_path / "cache"), "."]
+    options = ["--strict", "--untyped-calls-exclude=torch", "--config-file=", "--cache-dir", str(tmp_path / "cache")]
+    command = [sys.executable, "-m", "mypy", *options, "."]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     first, *rest = result.stdout.splitlines()
     assert first.startswith("wrong.py:2: error: Argument 3"), result.stdout + result.stderr
