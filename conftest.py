@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """After all that pytest prints: the line is the last."""
+    """Write the line of the GPU report last, after all that pytest prints."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if config.getoption("--gpu-report", default=False) and reporter is not None:
         reporter.write_line(gpu_report.line(*gpu_report.counts(reporter.getreports)))
@@ -52,7 +52,7 @@ def _seed() -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Processes that a test starts obey Ctrl-C: those of a job in the background are born ignoring it."""
+    """Let processes that a test starts obey Ctrl-C: those of a job in the background are born ignoring it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -60,5 +60,5 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture(params=["chunked", "auto"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Plain PyTorch, and what users get: the fastest backend that can run the call."""
+    """Return plain PyTorch and "auto", the fastest backend that can run the call."""
     return str(request.param)

@@ -48,7 +48,7 @@ GRAMMAR = {
 
 
 def made_up_text(characters: int, seed: int = 0) -> str:
-    """Sentences of a tiny grammar, so that the example runs without a file."""
+    """Return sentences of a tiny grammar, so that the example runs without a file."""
     chance = random.Random(seed)
 
     def say(rule: str) -> str:
@@ -85,7 +85,7 @@ def progress(steps: int, title: str, first: int = 0) -> Iterator[int]:
 
 
 def batch_of(text: Tensor, size: int, length: int, chance: torch.Generator) -> Tensor:
-    """(size, length + 1): pieces of the text from random places."""
+    """Return (size, length + 1): pieces of the text from random places."""
     starts = torch.randint(len(text) - length, (size,), generator=chance)
     return torch.stack([text[start : start + length + 1] for start in starts.tolist()])
 
@@ -106,7 +106,7 @@ def loss_of(model: torch.nn.Module, tokens: Tensor) -> Tensor:
 
 
 def mean_over(mesh: DeviceMesh | None, loss: Tensor) -> float:
-    """Over all processes, whose parts are of equal size."""
+    """Average over all processes, whose parts are of equal size."""
     loss = loss.detach().clone()
     if mesh is not None:
         distributed.all_reduce(loss)
@@ -122,7 +122,7 @@ def validation_loss(model: FastmaxLM, text: Tensor, args: argparse.Namespace, me
 
 
 def share_sequences(model: FastmaxLM, mesh: DeviceMesh | None) -> None:
-    """Shards are of equal length, so nothing has to be compared."""
+    """Share each sequence over the processes. Shards are of equal length, so nothing has to be compared."""
     if mesh is not None and mesh["cp"].size() > 1:
         parallelize(model, mesh["cp"], check=False)
 
@@ -171,7 +171,7 @@ def language_model(config: LMConfig, softmax: bool) -> FastmaxLM:
 def train(
     attention: str, text: Tensor, vocabulary: int, args: argparse.Namespace, mesh: DeviceMesh | None
 ) -> FastmaxLM:
-    """AdamW, warmup and cosine. The seed decides the first weights and all batches, whatever the attention."""
+    """Train with AdamW, warmup and cosine. The seed decides the first weights and all batches, for every attention."""
     torch.manual_seed(args.seed)
     softmax = attention == "softmax"
     config = LMConfig(

@@ -28,13 +28,13 @@ NORMALIZE = {"default": None, "standardize": True, "rms": "rms", "none": False}
 
 
 def quiet() -> None:
-    """Without transformers' own bars and notes."""
+    """Switch off transformers' bars and notes."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
 
 def package_folder(package: str, distribution: str, model: Path | None) -> Path:
-    """`model` if given, else where the package was installed to. The package itself is not imported."""
+    """Return `model` if given, else the folder of the installed package, which is not imported."""
     if model is not None:
         return model
     spec = find_spec(package)
@@ -56,7 +56,7 @@ def read_text(path: Path) -> str:
 
 
 def windows(tokens: Tensor, length: int, batch: int) -> list[dict[str, Tensor]]:
-    """Batches of pieces of a text, one after the other; what is left over is dropped."""
+    """Return batches of consecutive pieces of a text. What is left over is dropped."""
     rows = tokens[: len(tokens) // length * length].view(-1, length)
     return [{"input_ids": piece} for piece in rows.split(batch) if len(piece) == batch]
 
@@ -107,7 +107,7 @@ def run(
     loss: str = "auto",
     watch: Callable[[str, int, PreTrainedModel], None] | None = None,
 ) -> Conversion:
-    """`layer_name` with the number of a layer in the place of {} is the name of its attention."""
+    """Convert the model. `layer_name` with a layer's number for {} is the name of its attention."""
     done = convert(
         teacher,
         batches,

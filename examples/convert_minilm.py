@@ -25,7 +25,7 @@ LONG = 128
 
 
 def texts(paths: Iterable[Path], seed: int) -> tuple[list[str], list[str]]:
-    """Sentences, and paragraphs that are long enough to have some 128 tokens; each in one order for all runs."""
+    """Return sentences and paragraphs of some 128 tokens, each in one order for all runs."""
     paragraphs = [line.strip() for path in paths for line in read_text(path).split("\n") if len(line) > 20]
     chance = random.Random(seed)
     chance.shuffle(paragraphs)
@@ -43,7 +43,7 @@ def tokenized(tokenizer: PreTrainedTokenizerBase, lines: list[str], length: int)
 def mixed(
     tokenizer: PreTrainedTokenizerBase, short: list[str], long: list[str], args: Namespace
 ) -> list[dict[str, Tensor]]:
-    """Batches of about `--tokens` tokens: of sentences of like length, and every third of passages."""
+    """Return batches of about `--tokens` tokens, of sentences of similar length, every third of passages."""
     count = args.transfer_steps + args.distill_steps + 2
     per_passages, found, chance = max(1, args.tokens // args.length), [], random.Random(args.seed)
     for number in range(count):
@@ -68,7 +68,7 @@ def embed(model: PreTrainedModel, batches: list[dict[str, Tensor]]) -> Tensor:
 
 
 def compare(mine: Tensor, theirs: Tensor, neighbours: int = 10) -> dict[str, float]:
-    """Mean and worst cosine to the teacher's embedding, and how many of the nearest texts stay the nearest."""
+    """Return mean and worst cosine to the teacher's embedding, and how many of the nearest texts stay the nearest."""
     cosine = (mine * theirs).sum(-1)
     own = 2 * torch.eye(len(mine))
     near = [(e @ e.T - own).topk(min(neighbours, len(e) - 1)).indices.tolist() for e in (mine, theirs)]

@@ -71,7 +71,7 @@ def arguments() -> Namespace:
 
 
 def draw(results: Path, picture: Path) -> None:
-    """Perplexity by tokens, a panel for each length, a line for every run: the first stage solid, the second dashed."""
+    """Draw perplexity by tokens, a panel per length, a line per run: the first stage solid, the second dashed."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -111,7 +111,7 @@ def label(run: dict[str, Any]) -> str:
 
 
 def spent(points: list[dict[str, Any]]) -> str:
-    """Processor time up to the last point; the oldest results do not say."""
+    """Return the processor time up to the last point, if the results have it."""
     seconds = points[-1].get("cpu_seconds")
     return "" if seconds is None else f": {seconds / 60:.0f} processor minutes"
 

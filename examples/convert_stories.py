@@ -1,9 +1,9 @@
-"""Turn stories260K, a tiny causal language model, into Fastmax in a minute: what does a gate recover of its perplexity?
+"""Turn stories260K, a tiny causal language model, into Fastmax in a minute, and compare perplexities.
 
 python examples/convert_stories.py --model DIR --decay gated                   # DIR: stories260K.bin and tok512.bin
 python examples/convert_stories.py --model DIR --decay gated --order 4 --text stories.txt --out results.jsonl
 
-The weights are karpathy/tinyllamas, stories260K (MIT). The model is trained on stories that it writes; others of them are
+The weights are karpathy/tinyllamas, stories260K (MIT). The model is trained on stories that it writes; some of them are
 held out. With --text a second text is measured, too.
 """
 
@@ -22,7 +22,7 @@ from fastmax.integrations.transformers import FastmaxCache
 
 
 def load(folder: Path) -> LlamaForCausalLM:
-    """llama2.c's format: seven int32, then the weights in fp32, layer by layer of each kind."""
+    """Load llama2.c's format: seven int32, then the weights in fp32, layer by layer of each kind."""
     data = (folder / "stories260K.bin").read_bytes()
     width, hidden, layers, heads, kv_heads, vocabulary, length = struct.unpack("7i", data[:28])
     weights = torch.from_numpy(np.frombuffer(data, np.float32, offset=28).copy())
@@ -36,7 +36,7 @@ def load(folder: Path) -> LlamaForCausalLM:
         return weights[taken - size : taken].view(shape)
 
     def halves(w: Tensor, heads: int) -> Tensor:
-        """Rotary pairs lie side by side in llama2.c, half a head apart in transformers."""
+        """Reorder rotary pairs, which lie side by side in llama2.c and half a head apart in transformers."""
         return w.view(layers, heads, head_dim // 2, 2, width).transpose(2, 3).reshape(layers, heads * head_dim, width)
 
     state = {"model.embed_tokens.weight": take(vocabulary, width)}
@@ -111,7 +111,7 @@ class Tokenizer:
 
 @torch.no_grad()
 def tell(model: LlamaForCausalLM, stories: int, length: int, seed: int) -> Tensor:
-    """(stories, length): what the model writes by itself, sampled from all of its predictions."""
+    """Return (stories, length): what the model writes, sampled from all of its predictions."""
     torch.manual_seed(seed)
     found = []
     for start in range(0, stories, 128):

@@ -20,7 +20,7 @@ SHAPES = ("disc", "stripes", "cross", "ring")
 
 
 def images(count: int, side: int, chance: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(count, 1, side, side) and what is on them."""
+    """Return (count, 1, side, side) and what is on them."""
     kind = torch.randint(len(SHAPES), (count,), generator=chance)
     size = 4 + 3 * torch.rand(count, 1, 1, generator=chance)
     middle = 8 + (side - 16) * torch.rand(2, count, 1, 1, generator=chance)

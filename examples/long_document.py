@@ -4,7 +4,7 @@ python examples/long_document.py                           # documents of up to 
 python examples/long_document.py --length 8192 --compare   # and what a step takes with softmax
 
 The documents are made up: filler words, and here and there a word that belongs to a topic, most often, but not always, to the
-topic of the document. Whoever reads only the first words meets too few of them.
+topic of the document. A model that reads only the first words meets too few of them.
 """
 
 import argparse
@@ -23,7 +23,7 @@ FILLER = 200
 
 
 def documents(count: int, length: int, chance: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Words (count, length), which of them are padding, and the topics. Documents have from half to all of `length` words."""
+    """Return words (count, length), which of them are padding, and topics. Documents have half to all of `length` words."""
     topic = torch.randint(TOPICS, (count,), generator=chance)
     words = TOPICS * WORDS + torch.randint(FILLER, (count, length), generator=chance)
     evidence = torch.rand(count, length, generator=chance) < 96 / length

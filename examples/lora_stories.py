@@ -4,7 +4,7 @@ python examples/convert_stories.py --model DIR --decay gated --save student     
 python examples/lora_stories.py --model DIR --student student --text shakespeare.txt --compare
 
 The last tenth of the text is held out. --compare adapts the softmax teacher in the same way. The adapter is saved, loaded
-into the model anew and merged, and the three must agree.
+into the model again and merged, and the three must agree.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from fastmax.integrations.transformers import register
 def adapt(
     model: PreTrainedModel, rows: list[dict[str, Tensor]], folder: str, args: argparse.Namespace
 ) -> tuple[PeftModel, float]:
-    """LoRA on the four projections of every attention; the adapter goes to `folder`. With the processor's seconds."""
+    """Train LoRA on the four projections of every attention, save it in `folder`, and return the processor's seconds."""
     config = LoraConfig(
         r=args.rank,
         lora_alpha=2 * args.rank,

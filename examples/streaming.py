@@ -41,7 +41,7 @@ def endless(seed: int = 0) -> Iterator[str]:
 
 
 def numbered(letters: Iterator[str], piece: int) -> Iterator[Tensor]:
-    """(1, piece + 1) tokens at a time, bytes of UTF-8; the last of one piece is the first of the next."""
+    """Yield (1, piece + 1) tokens at a time, bytes of UTF-8; the last of one piece is the first of the next."""
     codes = (code for letter in letters for code in letter.encode())
     held = list(islice(codes, 1))
     while True:

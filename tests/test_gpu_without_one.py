@@ -57,7 +57,7 @@ def test_checks_of_values_on_a_gpu_wait_for_nothing() -> None:
 def test_the_same_checks_on_the_cpu_say_what_came() -> None:
     cu, other = torch.tensor([0, 4, 9]), torch.tensor([0, 5, 9])
     validation.same_sequences(cu, cu.clone())
-    with pytest.raises(ValueError, match="cu_seqlens_q and cu_seqlens_k must be equal, got others"):
+    with pytest.raises(ValueError, match="cu_seqlens_q and cu_seqlens_k must be equal, got different ones"):
         validation.same_sequences(cu, other)
 
 

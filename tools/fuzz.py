@@ -30,17 +30,17 @@ from fastmax.backends import native
 from fastmax.call import Call, OutputGrads
 
 BATCH = 50
-"""Cases between two looks at the clock; each batch has a seed of its own, counted on from that of the run."""
+"""Cases between two looks at the clock; the seed of a batch is that of the run plus its number."""
 
 SIZES = ((150, 24), (150, 24), (40, 70), (400, 12), (20, 140))
 """The most tokens, and the most channels per head: not both at once, for the definition takes N² F."""
 
 EDGE = 4
-"""Of many thousand roundings some are rare: so many budgets may be used up by a call that is right in fp64."""
+"""The budgets that a call which is right in fp64 may use, because some of many thousand roundings are rare."""
 
 
 def twice(one: Callable[..., None], call: Call, grads: OutputGrads, done: Counter[str]) -> None:
-    """Within the budget of tests; or a little above it in a narrow precision, and within it in fp64."""
+    """Check that errors are within the tests' budget, or a little above it in a narrow precision but within it in fp64."""
     try:
         one(call, grads, budgets=1)
     except AssertionError:
@@ -95,7 +95,7 @@ def plain(call: Call) -> Call:
 
 
 def negative(x: Tensor) -> Tensor:
-    """Other data in memory of its own, with the same strides."""
+    """Return other data in separate memory, with the same strides."""
     whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())  # type: ignore[call-overload]
     return whole.neg().as_strided(x.shape, x.stride(), x.storage_offset())
 
@@ -160,7 +160,7 @@ KINDS = (any_call, prepared_call, any_call, decoding)
 
 
 def batch(number: int, found: list[Variant], done: Counter[str]) -> None:
-    """One batch of cases; raises what the first wrong one raises, shrunk."""
+    """Run a batch of cases. Raise what the first wrong one raises, shrunk."""
     case = KINDS[number % len(KINDS)](found, SIZES[number % len(SIZES)], done)
     chosen = settings(
         max_examples=BATCH,

@@ -24,7 +24,7 @@ TOKENS = (4096, 16384, 65536)
 
 
 def per_token(head_dim: int, order: int) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(FLOP, bytes) per token and head: forward, forward + backward. D = Dv."""
+    """Return (FLOP, bytes) per token and head of the forward pass, and of both passes. D = Dv."""
     d, tiles = head_dim, tiles_for("sm_80", head_dim, head_dim, order, torch.bfloat16)
     shape = Shape(d, d, d, d, order, tiles.block)
     square = shape.square

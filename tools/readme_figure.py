@@ -27,7 +27,7 @@ def cells_of(name: str) -> list[dict[str, Any]]:
 
 
 def by_length(head_dim: int, who: str) -> tuple[list[int], list[float]]:
-    """Tokens and milliseconds of causal forward + backward, order 2, best of the rounds."""
+    """Return tokens and milliseconds of causal forward + backward, order 2, best of the rounds."""
     cells = [
         cell
         for name in LENGTHS
@@ -45,7 +45,7 @@ def by_length(head_dim: int, who: str) -> tuple[list[int], list[float]]:
 
 
 def by_context(who: str) -> tuple[list[int], list[float]]:
-    """Tokens before it and milliseconds of one decoded token, medians."""
+    """Return the tokens before it and the median milliseconds of one decoded token."""
     cells = [cell for cell in cells_of("decode") if cell["batch"] == 1 and cell["context"] <= 2**18]
     return [cell["context"] for cell in cells], [1000 * cell["seconds"][who]["median"] for cell in cells]
 

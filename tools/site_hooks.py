@@ -54,7 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Links that leave docs/ go to the copies."""
+    """Point links that leave docs/ to the copies."""
     source = origin(page.file.src_uri)
     if source.is_dir():
         return markdown
@@ -77,7 +77,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Formulas become MathML."""
+    """Convert formulas to MathML."""
     return FORMULA.sub(formula, html)
 
 

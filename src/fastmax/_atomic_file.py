@@ -31,7 +31,8 @@ def check_target(path: Path) -> bool:
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file beside its place, flush it to the disk, and rename it.
 
-    A process that is killed meanwhile leaves the old file as it was. A symbolic link stays, its target is replaced.
+    A process that is killed during the write leaves the old file unchanged. If the path is a symbolic link, its target
+    is replaced.
 
     Raises:
         OSError: The file cannot be written; the error names `path`.

@@ -3,7 +3,7 @@
 MAX_ORDER = 4
 
 DROPOUT_MODES = ("standard", "1d", "quadratic")
-"""`fastmax.dropout` tells what each drops."""
+"""The modes of `fastmax.dropout`."""
 
 DECAYS = ("learned", "gated")
-"""Of layers that forget: one per head, or one of every token."""
+"""The decays of layers: one per head, or one per head and token."""

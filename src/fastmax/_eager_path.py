@@ -1,4 +1,4 @@
-"""The path of eager calls that at most autograd has to see: straight to a backend, with a cache of prepared calls.
+"""The path of eager calls that only autograd may intercept: straight to a backend, with a cache of prepared calls.
 
 The dispatcher and the checks in Python take longer than a short attention. For a call that has only queries, keys, values and
 decays, the checks depend on its options, shapes, strides and dtypes alone. These are the key of the cache. A backend that

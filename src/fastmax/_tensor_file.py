@@ -1,4 +1,4 @@
-"""Tensors and a few words about them in one safetensors file, which is there whole or not at all."""
+"""Tensors and metadata in one safetensors file, written atomically."""
 
 import os
 from pathlib import Path

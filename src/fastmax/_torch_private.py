@@ -14,7 +14,7 @@ NO_WATCHER, AUTOGRAD, TRANSFORM, OTHER_WATCHER = range(4)
 
 
 def _symbol(path: str) -> Any:
-    """torch.<path>, or None if this version of PyTorch has no such thing."""
+    """Return torch.<path>, or None if this version of PyTorch has no such symbol."""
     found: Any = torch
     for name in path.split("."):
         found = getattr(found, name, None)
@@ -84,7 +84,7 @@ def parallel_for() -> int | None:
 
 
 def assert_later(condition: Tensor, message: str) -> None:
-    """For compiled code, where a branch on data would break the graph; without it the condition goes unchecked there."""
+    """Check a condition when compiled code runs, without a graph break. An older torch cannot, and checks nothing."""
     check = _symbol("_assert_async")
     if check is not None:
         check(condition, message)

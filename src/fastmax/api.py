@@ -97,7 +97,7 @@ def fastmax_attention(
         log_decay: forgetting, <= 0, broadcastable to (..., Hkv, N), for self attention: with c its cumulative sum over the
             tokens, the weight of key j for query i is multiplied by exp(c_i - c_j) if causal, exp(-|c_i - c_j|) if not. So
             a token's own key keeps its full weight, and what came before it fades by exp(log_decay) of every token in
-            between. A key that `attn_mask` hides does not decay anything. `initial_state` fades alike. To forget all that
+            between. A key that `attn_mask` hides does not decay anything. `initial_state` fades too. To drop all that
             came before a token, give it torch.finfo(dtype).min.
         enable_gqa: Hq may be a multiple of Hkv: consecutive query heads share a key head.
         initial_state: the sum over keys that came before, (..., Hkv, F, Dv + 1), from an earlier `return_state`.
@@ -126,7 +126,7 @@ def fastmax_attention(
         if not isinstance(state, RunningState):
             raise TypeError(f"state must be a FastmaxState, got {type(state).__name__}")
         if initial_state is not None or return_state:
-            raise ValueError("initial_state and return_state are for sums of your own: a state needs neither")
+            raise ValueError("initial_state and return_state cannot be combined with state")
         return state.attend(query, key, value, attn_mask, scale, log_decay, options)
     return _attend(query, key, value, attn_mask, scale, log_decay, initial_state, options)
 

@@ -20,7 +20,7 @@ Outputs = tuple[Tensor, Tensor, Tensor]
 
 
 def attend_both_ways(call: Call, attend: Callable[[Call], Outputs]) -> Outputs:
-    """o, g and no state of a call that is not causal, from two that are. Dropout draws masks for each of the two."""
+    """Return o, g and no state of a call that is not causal, from two causal ones. Each draws its own dropout masks."""
     assert call.log_decay is not None
     assert call.options.out_dtype is not None
     causal = replace(call, options=call.options._replace(is_causal=True, out_dtype=call.dtype))
@@ -59,7 +59,7 @@ def _moved_on(x: Tensor) -> Tensor:
 
 
 def _first_tokens(call: Call) -> Tensor:
-    """(B, 1, N), True at the first token of each reversed sequence."""
+    """Return (B, 1, N), True at the first token of each reversed sequence."""
     batch, _, tokens, _ = call.k.shape
     first = torch.zeros(batch, 1, tokens, dtype=torch.bool, device=call.k.device)
     if call.cu_seqlens_k is None:

@@ -19,7 +19,7 @@ def normalization(normalize: bool | str) -> str:
 
 
 def plain_number(scale: float | Tensor | None) -> float | None:
-    """Return `scale` as an option: None for a tensor, which is an input of its own."""
+    """Return `scale` as an option: None for a tensor, which is a separate input."""
     return None if isinstance(scale, Tensor) else scale
 
 
@@ -112,7 +112,7 @@ class Call:
 
     @property
     def groups(self) -> int:
-        """Query heads per key head."""
+        """Return the number of query heads per key head."""
         return self.q.shape[1] // max(1, self.k.shape[1])
 
     @property
@@ -121,7 +121,7 @@ class Call:
 
     @property
     def dropout_mode(self) -> str | None:
-        """The mode of dropout, or None if nothing is dropped: at order 1 there is no feature of degree 2."""
+        """Return the mode of dropout, or None if nothing is dropped: at order 1 there is no feature of degree 2."""
         mode = self.options.dropout_mode
         return None if self.dropout_seed is None or (mode == "quadratic" and self.options.order < 2) else mode
 
@@ -131,7 +131,7 @@ class Call:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of all arithmetic, of g and of the states."""
+        """Return the dtype of all arithmetic, of g and of the states."""
         return torch.float64 if torch.float64 in (self.q.dtype, self.k.dtype, self.v.dtype) else torch.float32
 
     @property
@@ -140,7 +140,7 @@ class Call:
         return states, self.k.shape[1], self.features, self.value_dim + 1
 
     def new_outputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Allocate o, g and state_out, which has size 0 unless it is asked for.
+        """Allocate o, g and state_out, which has size 0 unless the options request it.
 
         If heads lie inside tokens in q's memory, they do so in o, so that the transpose back to (B, N, H * Dv) is free.
         """

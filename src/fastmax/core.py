@@ -2,7 +2,7 @@
 
 This file and `reference.py` define what Fastmax means; every backend is tested against them. It is meant to be read,
 not to be fast: the causal form stores one state per token, as equations [34-35] do. docs/errata.md lists where the
-paper is at odds with itself and what holds here.
+paper contradicts itself and what holds here.
 """
 
 from math import factorial
@@ -91,7 +91,7 @@ class Moments(NamedTuple):
 
 
 def tensor_power(x: Tensor, degree: int) -> Tensor:
-    """(..., N, D) -> (..., N, D^degree): every product of `degree` channels of a token."""
+    """Multiply `degree` channels of a token in every way: (..., N, D) -> (..., N, D^degree)."""
     power = torch.ones_like(x[..., :1])
     for _ in range(degree):
         power = (power.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2)
@@ -99,7 +99,7 @@ def tensor_power(x: Tensor, degree: int) -> Tensor:
 
 
 def moments(k_hat: Tensor, v: Tensor, order: int, is_causal: bool = False, log_decay: Tensor | None = None) -> Moments:
-    """[28-29], or [34-35] when causal: then each token has moments of its own, in a dimension N before the last two.
+    """Sum over the keys [28-29] or, if causal, over those up to each token [34-35], a dimension N before the last two.
 
     Forgetting (`log_decay`, (..., N), not in the paper) is for the causal form: what came before fades at every token.
     """
@@ -115,7 +115,7 @@ def moments(k_hat: Tensor, v: Tensor, order: int, is_causal: bool = False, log_d
 
 
 def running_sum(terms: Tensor, log_decay: Tensor | None) -> Tensor:
-    """Over tokens, of (..., N, F, J): s_i = s_(i-1) + t_i, or exp(log_decay_i) s_(i-1) + t_i."""
+    """Sum over tokens of (..., N, F, J): s_i = s_(i-1) + t_i, or exp(log_decay_i) s_(i-1) + t_i."""
     if log_decay is None:
         return terms.cumsum(-3)
     total = [terms[..., 0, :, :]]
@@ -125,7 +125,7 @@ def running_sum(terms: Tensor, log_decay: Tensor | None) -> Tensor:
 
 
 def readout(q_hat: Tensor, m: Moments, order: int, is_causal: bool = False) -> tuple[Tensor, Tensor]:
-    """[26-27], or [32-33] when causal, with the 1 / l! of equation [8] that they lose. Returns f and g."""
+    """Return f and g [26-27], [32-33] if causal, with the 1 / l! of equation [8] that they lose."""
     f, g = torch.zeros(()), torch.zeros(())
     for degree in range(order + 1):
         q = tensor_power(q_hat, degree) / factorial(degree)
@@ -149,7 +149,7 @@ def fastmax(
     is_causal: bool = False,
     log_decay: Tensor | None = None,
 ) -> Tensor:
-    """[19]: o = f / g for q, k of (..., N, D) and v of (..., N, Dv)."""
+    """Return o = f / g [19] for q, k of (..., N, D) and v of (..., N, Dv)."""
     scale = default_scale(order, q.shape[-1]) if scale is None else scale
     m = moments(standardize(k), v, order, is_causal, log_decay)
     f, g = readout(standardize(q) * scale, m, order, is_causal)

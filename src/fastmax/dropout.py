@@ -1,4 +1,4 @@
-"""Dropout of the factorized terms: mode, rate and seed -> masks, the same whenever and in whatever pieces they are asked for.
+"""Dropout of the factorized terms: mode, rate and seed -> masks that do not depend on how the work is cut.
 
     "standard"   drops entries of every non-constant feature of phi(q̂) and phi(k̂)
     "quadratic"  only those of degree 2
@@ -10,7 +10,7 @@ element, the head, the position and the feature, so the backward pass computes i
 the work changes it.
 
 A token has two words of 32 bits, a feature one, all from a 64-bit hash. An entry is decided by two 32-bit multiplications of
-these, which every processor has on vectors, of tokens or of features alike: native/tiles/dropout.h does the same.
+these, which every processor has on vectors of tokens and of features: native/tiles/dropout.h does the same.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Dropout:
 
     @staticmethod
     def of(mode: str, rate: float, seed: Tensor, side: int, shape: torch.Size, features: int) -> "Dropout":
-        """For queries (side 0) or keys (side 1) of shape (B, H, N, D)."""
+        """Return the masks of queries (side 0) or keys (side 1) of shape (B, H, N, D)."""
         root = _mix(seed)
         count = torch.arange(prod(shape[:3]), device=seed.device).view(shape[:3])
         tokens = _mix(count + _mix(root + side))
@@ -68,11 +68,11 @@ class Part:
         return self.whole.mode == "1d"
 
     def tokens(self, a: int, b: int, dtype: torch.dtype) -> Tensor:
-        """(B, H, b - a, 1): what to multiply the tokens a:b by."""
+        """Return the factors on the tokens a:b, (B, H, b - a, 1)."""
         return self._multipliers(slice(0, 1), a, b, dtype).mT
 
     def features(self, rows: slice, a: int, b: int, dtype: torch.dtype) -> Tensor:
-        """(B, H, rows, b - a): what to multiply those features of the tokens a:b by."""
+        """Return the factors on these features of the tokens a:b, (B, H, rows, b - a)."""
         return self._multipliers(rows, a, b, dtype)
 
     def _multipliers(self, rows: slice, a: int, b: int, dtype: torch.dtype) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def feature_count(head_dim: int, order: int) -> int:
-    """F = C(D + order, order): 2145 for D = 64 and order 2, half of the paper's 1 + D + D^2."""
+    """Return F = C(D + order, order): 2145 for D = 64 and order 2, half of the paper's 1 + D + D^2."""
     count = 1
     for i in range(1, order + 1):  # not math.comb: a dimension may be symbolic under torch.compile
         count = count * (head_dim + i) // i
@@ -31,7 +31,7 @@ def block_size(head_dim: int, degree: int) -> int:
 
 @lru_cache(maxsize=128)
 def _repeats(head_dim: int, degree: int) -> tuple[list[int], list[float]]:
-    """Rows of a block whose leading channel recurs c more times, and 1 / sqrt(c + 1): what a! adds for them."""
+    """Return the rows of a block whose leading channel recurs c more times, and 1 / sqrt(c + 1), which a! adds for them."""
     rows: list[int] = []
     factors: list[float] = []
     start = 0
@@ -62,7 +62,7 @@ def _scale_repeats(block: Tensor, head_dim: int, degree: int) -> None:
 
 @lru_cache(maxsize=128)
 def _pieces(head_dim: int, degree: int) -> tuple[list[int], list[int]]:
-    """For each leading channel m: how many rows of the block begin with it, and where its suffix of the block below starts.
+    """Return by leading channel m how many rows of the block begin with it, and where its suffix of the block below starts.
 
     That suffix has as many rows as the piece.
     """
@@ -71,7 +71,7 @@ def _pieces(head_dim: int, degree: int) -> tuple[list[int], list[int]]:
 
 
 def phi(x: Tensor, order: int) -> Tensor:
-    """(..., D, N) -> (..., F, N)."""
+    """Compute the features, (..., D, N) -> (..., F, N)."""
     *lead, head_dim, tokens = x.shape
     out = x.new_empty(*lead, feature_count(head_dim, order), tokens)
     out.narrow(-2, 0, 1).fill_(1)
@@ -91,7 +91,7 @@ def phi(x: Tensor, order: int) -> Tensor:
 
 
 def phi_vjp(x: Tensor, d: Tensor, order: int) -> Tensor:
-    """J_phi(x)^T d for d of (..., F, N), as (..., D, N). Overwrites d."""
+    """Return J_phi(x)^T d for d of (..., F, N), as (..., D, N). Overwrites d."""
     head_dim = x.shape[-2]
     dx = torch.zeros_like(x)
     channels, d_channels = torch.split(x, 1, -2), torch.split(dx, 1, -2)

@@ -22,7 +22,10 @@ PIECE = 1024
 
 @dataclass(frozen=True)
 class LMConfig:
-    """The sizes of a `FastmaxLM`, and what its attention does.
+    """The sizes of a `FastmaxLM`, and the options of its attention.
+
+        >>> LMConfig(vocabulary=256, layers=2, width=64, heads=4).order
+        2
 
     Attributes:
         vocabulary: how many different tokens there are.
@@ -31,7 +34,7 @@ class LMConfig:
         heads: of each attention.
         mlp_ratio: the width of the perceptrons over that of the model.
         order: as in `FastmaxAttention`, like `scale`, `learn_scale`, `normalize`, `rotary` and `decay`.
-        memory: how many tokens the heads remember when they start: from 2^memory[0] to 2^memory[1].
+        memory: the reach of the heads at the start, from 2^memory[0] to 2^memory[1] tokens.
         conv: the number of tokens that a short causal convolution before each attention sees, 0 for none: it helps recall.
         dropout: of the attention, and after each perceptron.
         window: softmax over this many of the last tokens instead of Fastmax, in the `window_layers`. Of the options above,
@@ -76,7 +79,7 @@ class ShortConv(nn.Module, SharesSequence):
             self.weight[0] = 1
 
     def forward(self, x: Tensor, before: Tensor | None = None) -> Tensor:
-        """(B, N, E) -> (B, N, E); `before` are the last inputs of what came before, (B, taps - 1, E)."""
+        """Mix (B, N, E) -> (B, N, E). `before`, (B, taps - 1, E), are the last inputs of the tokens before."""
         taps, tokens = len(self.weight), x.shape[1]
         if before is None and self.sequence is not None:
             before = self.sequence.before(x, taps - 1)
@@ -125,14 +128,14 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, state: BlockState | None = None) -> Tensor:
-        """(B, N, E) -> (B, N, E). With a state, which is changed, the tokens go on from those before."""
+        """Run the block, (B, N, E) -> (B, N, E). With a state, which is changed, the tokens continue those before."""
         y = self.attention_norm(x)
         if self.conv is not None:
             before = None if state is None else state.before
             if state is not None and before is not None:
                 state.before = torch.cat((before, y), 1)[:, y.shape[1] :]
             y = self.conv(y, before)
-        # only a layer that is a sum over keys knows what a state is
+        # only a layer that is a sum over keys takes a state
         options = {} if state is None else {"state": state.attention}
         x = x + self.attention(y, y, y, is_causal=True, need_weights=False, **options)[0]
         result: Tensor = x + self.mlp(x)
@@ -145,10 +148,15 @@ class Block(nn.Module):
 
 
 class FastmaxLM(nn.Module):
-    """Tokens (B, N) -> logits of the next token at every place, (B, N, vocabulary)."""
+    """A causal language model: tokens (B, N) -> logits of the next token at every place, (B, N, vocabulary).
+
+    >>> model = FastmaxLM(LMConfig(vocabulary=256, layers=2, width=64, heads=4)).eval()
+    >>> model.generate(torch.randint(256, (1, 20)), count=5).shape
+    torch.Size([1, 25])
+    """
 
     def __init__(self, config: LMConfig, attention: type[FastmaxAttention] = FastmaxAttention) -> None:
-        """`attention` may be another layer of the same interface, to compare with."""
+        """Make the model. `attention` may be another layer of the same interface, for comparisons."""
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocabulary, config.width)
@@ -158,7 +166,7 @@ class FastmaxLM(nn.Module):
         nn.init.normal_(self.tokens.weight, std=1 / sqrt(config.width))
 
     def forward(self, tokens: Tensor, states: list[BlockState] | None = None) -> Tensor:
-        """With `states`, which are changed, the tokens go on from those before: pieces equal the whole."""
+        """Return logits. With `states`, which are changed, the tokens continue those before: pieces equal the whole."""
         x = self.tokens(tokens)
         for i, block in enumerate(self.blocks):
             x = block(x, None if states is None else states[i])
@@ -186,8 +194,8 @@ class FastmaxLM(nn.Module):
             tokens: the prompts, of at least one token.
             count: how many tokens to add to each.
             temperature: divides the logits: below 1 the likely tokens become likelier, at 0 the likeliest is taken.
-            top_k: take one of the so many likeliest only.
-            generator: where chance comes from; default torch's own.
+            top_k: choose among this many of the likeliest only.
+            generator: the source of random numbers; default torch's.
         """
         if tokens.dim() != 2 or tokens.shape[1] < 1:
             raise ValueError(f"tokens must be of shape (B, N) with N >= 1, got {tuple(tokens.shape)}")
@@ -205,7 +213,7 @@ class FastmaxLM(nn.Module):
         return torch.cat(found, 1)
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, object]]:
-        """For an optimizer: matrices decay; norms, biases, gates, convolutions and scales do not."""
+        """Return groups for an optimizer: matrices decay; norms, biases, gates, convolutions and scales do not."""
         decayed: list[nn.Parameter] = []
         rest: list[nn.Parameter] = []
         for name, parameter in self.named_parameters():

@@ -50,7 +50,7 @@ def check_values(call: Call) -> None:
 
 @torch.library.custom_op("fastmax::forward", mutates_args=(), schema=f"({schema()}) -> (Tensor, Tensor, Tensor)")
 def forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """o, the denominator g, and state_out, of size 0 unless asked for."""
+    """Return o, the denominator g, and state_out, of size 0 unless asked for."""
     call = Call.unflatten(values)
     check_values(call)
     return resolve(call).forward(call, RULE)
@@ -90,7 +90,7 @@ def gradients(
     d_state = d_state if call.options.return_state else None
     found = backend.backward(call, plan, o, g, OutputGrads(do, dg, d_state))
     if call.log_decay is not None and d_state is not None and state is not None:
-        # the returned state has decayed by all tokens of its sequence, each of which shares in its gradient alike
+        # the returned state has decayed by all tokens of its sequence, each of which gets an equal part of its gradient
         per_state = (d_state * state).sum((-2, -1)).to(found.log_decay.dtype)
         if call.cu_seqlens_k is None:
             share = per_state.unsqueeze(-1)
@@ -115,7 +115,7 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor
 
 
 def by_input(found: InputGrads, tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-    """Gradients in the order of the tensors of a call, None where it has no such tensor or there is no gradient."""
+    """Return gradients in the order of the tensors of a call, None without such a tensor or gradient."""
     named = found._asdict()
     return [None if x is None else named.get(name) for name, x in zip(TENSORS, tensors, strict=True)]
 

@@ -26,12 +26,12 @@ RULE = Plan()
 
 
 def dense_cost(queries: int, keys: int, head_dim: int, value_dim: int, is_causal: bool) -> float:
-    """Multiply-adds of the dense form: Nq Nk (D + Dv + 1), half of it if causal."""
+    """Return the multiply-adds of the dense form: Nq Nk (D + Dv + 1), half of it if causal."""
     return queries * keys * (head_dim + value_dim + 1) / (2 if is_causal else 1)
 
 
 def factorized_cost(queries: int, keys: int, head_dim: int, value_dim: int, order: int) -> int:
-    """Multiply-adds of the factorized form: (Nq + Nk) F (Dv + 1)."""
+    """Return the multiply-adds of the factorized form: (Nq + Nk) F (Dv + 1)."""
     return (queries + keys) * feature_count(head_dim, order) * (value_dim + 1)
 
 

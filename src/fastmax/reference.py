@@ -42,7 +42,7 @@ def attention_matrix(
     returns its matrix with `need_weights=True`.
 
     Returns:
-        (..., Hq, Nq, Nk), or as many rows as were asked for.
+        (..., Hq, Nq, Nk), or the chosen rows.
     """
     options = Options(
         order=order, is_causal=is_causal, normalize=normalization(normalize), scale=plain_number(scale),
@@ -68,7 +68,7 @@ def reference_attention(
     enable_gqa: bool = False,
     dropout_mode: str = "quadratic",
 ) -> Tensor:
-    """`fastmax_attention` by its definition, with the N x N matrix in memory: the oracle that backends are tested against.
+    """Compute `fastmax_attention` by its definition, with the N x N matrix in memory, as the oracle for backends.
 
         >>> q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
         >>> torch.allclose(reference_attention(q, k, v), fastmax_attention(q, k, v), atol=1e-5)
@@ -108,7 +108,7 @@ def _weights(
     rows: Tensor | list[int] | None,
     masks: tuple[Tensor, ...] | None = None,
 ) -> Tensor:
-    """f(s), decayed, (..., Nq or rows, Nk), zero where a key does not count."""
+    """Return f(s) with decay, (..., Nq or rows, Nk), zero where a key does not count."""
     order = options.order
     row = torch.arange(query.shape[-2], device=query.device)
     if rows is not None:
@@ -158,7 +158,7 @@ def decay_between(factors: Tensor, row: Tensor) -> Tensor:
 
 
 def _dropped(query: Tensor, key: Tensor, order: int, masks: tuple[Tensor, ...]) -> Tensor:
-    """f(s) of what dropout leaves: masks multiply tokens (..., N, 1) or features (..., N, F)."""
+    """Return f(s) of what dropout leaves: masks multiply tokens (..., N, 1) or features (..., N, F)."""
     if masks[0].shape[-1] == 1:
         return similarity((query * masks[0]) @ (key * masks[1]).mT, order)
     phi = [_monomials(x, order) * mask for x, mask in zip((query, key), masks, strict=True)]
@@ -179,11 +179,11 @@ def _monomials(x: Tensor, order: int) -> Tensor:
 
 
 def _mask_of_keys(attn_mask: Tensor) -> Tensor:
-    """(..., 1, Nk) -> (..., Nk, 1)."""
+    """Reshape (..., 1, Nk) to (..., Nk, 1)."""
     return attn_mask.unsqueeze(-1) if attn_mask.dim() == 1 else attn_mask[..., :1, :].mT
 
 
 def _divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Their ratio; zero where no key is left, and no NaN in its gradient either."""
+    """Return f / g; zero without keys, and no NaN in its gradient either."""
     empty = denominator == 0
     return torch.where(empty, 0, numerator / torch.where(empty, 1, denominator))

@@ -15,7 +15,7 @@ from fastmax.dropout import MODES
 from fastmax.features import feature_count
 
 BACKENDS = ("auto", *backends.NAMES)
-"""What `backend` may be; `fastmax.backends` tells what "auto" takes."""
+"""The values of `backend`; `fastmax.backends` defines "auto"."""
 
 _DTYPES = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
 
@@ -31,7 +31,7 @@ def attention(
     options: Options,
     sequences: int | None = None,
 ) -> Lead:
-    """Everything about a call. `scale` is what the caller gave; `sequences` is the number of packed ones, if they are.
+    """Check a whole call. `scale` is the caller's; `sequences` is the number of packed ones, if any.
 
     Returns the leading dimensions, to which those of the inputs broadcast.
     """
@@ -83,7 +83,7 @@ def packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_s
             raise ValueError(f"{name} must be of shape (sequences + 1,), got {tuple(cu.shape)}")
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ValueError(
-            "cu_seqlens_q and cu_seqlens_k must speak of the same number of sequences, "
+            "cu_seqlens_q and cu_seqlens_k must have the same number of sequences, "
             f"got {cu_seqlens_q.shape[0] - 1} and {cu_seqlens_k.shape[0] - 1}"
         )
 
@@ -109,7 +109,7 @@ def same_sequences(cu_q: Tensor, cu_k: Tensor) -> None:
     if cu_q.is_cuda:
         assert_on_device((cu_q == cu_k).all(), wanted)
     elif not torch.equal(cu_q, cu_k):
-        raise ValueError(f"{wanted}, got others")
+        raise ValueError(f"{wanted}, got different ones")
 
 
 def head_scale(scale: Tensor) -> None:
@@ -139,7 +139,7 @@ def _state(initial_state: Tensor, lead: tuple[int, ...], query: Tensor, key: Ten
 def _log_decay(
     log_decay: Tensor, query: Tensor, key: Tensor, state: Tensor | None, lead: Lead, options: Options
 ) -> None:
-    """Its shape and place; its values are looked at where they are at hand, inside the op."""
+    """Check the shape and device of log_decay. The op checks its values."""
     _are_tensors(log_decay=log_decay)
     if not log_decay.is_floating_point():
         raise ValueError(f"log_decay must be a floating-point tensor, got {log_decay.dtype}")
@@ -151,7 +151,7 @@ def _log_decay(
             f"got {query.shape[-2]} queries and {key.shape[-2]} keys"
         )
     if not options.is_causal and (options.return_state or state is not None):
-        raise ValueError("a state with log_decay has a direction: initial_state and return_state need is_causal=True")
+        raise ValueError("with log_decay, initial_state and return_state need is_causal=True")
     expected = (*lead.batch, *lead.key_heads, key.shape[-2])
     if log_decay.dim() > len(expected) or _broadcast(tuple(log_decay.shape), expected) != expected:
         raise ValueError(
@@ -293,7 +293,7 @@ def _mask(attn_mask: Tensor, device: torch.device, lead: tuple[int, ...], keys: 
 
 
 def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the shape that these broadcast to, or None. (torch.broadcast_shapes raises, which a compiler cannot trace.)"""
+    """Return the shape that these broadcast to, or None. A compiler cannot trace torch.broadcast_shapes, which raises."""
     result = [1] * max(len(shape) for shape in shapes)
     for shape in shapes:
         offset = len(result) - len(shape)

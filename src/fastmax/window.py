@@ -104,7 +104,7 @@ def _banded(
         return attend(past, query, key, value, present)
 
     def neighbours(x: Tensor) -> Tensor:
-        """(B, H, N, D) -> (B * inner, H, (1 + sides) * block, D): the keys that each block sees."""
+        """Return the keys that each block sees, (B, H, N, D) -> (B * inner, H, (1 + sides) * block, D)."""
         x = torch.unflatten(x[:, :, : (inner + sides) * block], 2, (inner + sides, block))
         return torch.cat([x[:, :, i : i + inner] for i in range(1 + sides)], 3).transpose(1, 2).flatten(0, 1)
 

@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent.parent
-WORDS = "waited for the others in vain: one of them has died, is cut off"
+WORDS = "lost the connection to another rank, which has died, is unreachable"
 PATIENCE = 300  # seconds until a test gives up: the machine may be busy
 
 

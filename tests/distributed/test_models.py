@@ -211,7 +211,7 @@ def test_models_that_cannot_share_a_sequence(pool: Pool, kind: str, words: str) 
     ("options", "words"),
     [
         ({}, "need_weights must be False"),
-        ({"need_weights": False, "attn_mask": torch.zeros(3, 3)}, "use is_causal and key_padding_mask instead"),
+        ({"need_weights": False, "attn_mask": torch.zeros(3, 3)}, "use is_causal and key_padding_mask"),
     ],
 )
 def test_calls_that_need_all_tokens(pool: Pool, options: dict[str, Any], words: str) -> None:

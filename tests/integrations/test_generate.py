@@ -205,7 +205,7 @@ def test_encoder_and_decoder(beams: int) -> None:
     assert torch.equal(default.sequences, actual)
     assert isinstance(default.past_key_values.self_attention_cache, FastmaxCache)
     assert type(default.past_key_values.cross_attention_cache) is DynamicCache
-    with pytest.raises(ValueError, match="give cross attention a DynamicCache of its own"):
+    with pytest.raises(ValueError, match="give cross attention a separate DynamicCache"):
         model.generate(**inputs, past_key_values=EncoderDecoderCache(FastmaxCache(), FastmaxCache()), **options)
 
 

@@ -173,7 +173,7 @@ def test_new_modules_for_a_configured_model_are_refused(saved: Path) -> None:
 
 def test_entries_of_other_versions_are_refused(saved: Path, tmp_path: Path) -> None:
     entry = json.loads((saved / "configured" / "config.json").read_text())
-    for change, message in (({"version": 2}, "saved for version 2"), ({}, "does not know the options kernel")):
+    for change, message in (({"version": 2}, "saved for version 2"), ({}, "has no options kernel")):
         wrong = json.loads(json.dumps(entry))
         wrong["quantization_config"].update(change)
         if not change:

@@ -138,10 +138,10 @@ def test_windows_are_reported() -> None:
     assert "model.layers.1.self_attn: softmax, window" in str(found)
 
 
-def test_heads_that_cannot_be_told() -> None:
+def test_heads_that_the_config_does_not_have() -> None:
     from fastmax.integrations.transformers.modules import heads_of
 
-    with pytest.raises(ValueError, match="how many heads Module has"):
+    with pytest.raises(ValueError, match="the number of heads of Module is not in"):
         heads_of(torch.nn.Module())
     module: Any = torch.nn.Module()
     module.num_heads = 4

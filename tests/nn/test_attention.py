@@ -344,8 +344,8 @@ def test_repr_says_what_is_not_default() -> None:
         ({"rotary_base": 0.0}, "rotary_base must be positive, got 0.0"),
         ({"decay": "fast"}, "decay must be None, 'learned' or 'gated', got 'fast'"),
         ({"decay": "gated", "memory": (2.0, -1.0)}, r"memory must be two positive numbers, got \(2\.0, -1\.0\)"),
-        ({"decay": "gated", "add_bias_kv": True}, "add_bias_kv and add_zero_attn have none"),
-        ({"decay": "learned", "add_zero_attn": True}, "add_bias_kv and add_zero_attn have none"),
+        ({"decay": "gated", "add_bias_kv": True}, "is not supported with add_bias_kv and add_zero_attn"),
+        ({"decay": "learned", "add_zero_attn": True}, "is not supported with add_bias_kv and add_zero_attn"),
         ({"decay": "gated", "kdim": 6}, "decay is for self attention: kdim must be embed_dim = 16, got 6"),
         ({"normalize": "layer"}, "normalize must be True, False or \"rms\", got 'layer'"),
         ({"dropout_mode": "2d"}, "dropout_mode must be one of standard, 1d, quadratic, got '2d'"),
@@ -389,5 +389,5 @@ def test_nested_tensors(causal: bool) -> None:
         torch.testing.assert_close(got, m(alone, alone, alone, is_causal=causal)[0])
     with pytest.raises(ValueError, match=r"query is a nested tensor.*key_padding_mask"):
         m(x, x, x)
-    with pytest.raises(ValueError, match="a nested tensor says by itself where sequences end"):
+    with pytest.raises(ValueError, match="a nested tensor takes no mask, only is_causal"):
         m(x, x, x, need_weights=False, attn_mask=TRIANGLE)

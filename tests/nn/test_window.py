@@ -161,7 +161,7 @@ def test_cross_attention_has_no_window() -> None:
         ({"window": 2.0}, r"window must be a positive number of tokens or None, got 2\.0"),
         ({"window": 2, "decay": "gated"}, "learn_scale and decay are for layers without"),
         ({"window": 2, "learn_scale": True}, "learn_scale and decay are for layers without"),
-        ({"window": 2, "add_zero_attn": True}, "window is for keys with a place in the sequence"),
+        ({"window": 2, "add_zero_attn": True}, "window is not supported with add_bias_kv"),
         ({"window": 2, "kdim": 6}, "window is for self attention: kdim must be embed_dim = 16, got 6"),
     ],
 )

@@ -195,8 +195,12 @@ def test_a_call_with_a_state_compiles_in_one_graph() -> None:
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"is_causal": False}, ValueError, "is_causal must be True"),
-    ({"return_state": True}, ValueError, "initial_state and return_state are for sums of your own"),
-    ({"initial_state": torch.zeros(B, HKV, 28, D + 1)}, ValueError, "initial_state and return_state are for sums"),
+    ({"return_state": True}, ValueError, "initial_state and return_state cannot be combined with state"),
+    (
+        {"initial_state": torch.zeros(B, HKV, 28, D + 1)},
+        ValueError,
+        "initial_state and return_state cannot be combined",
+    ),
     ({"backend": "chunked"}, ValueError, "backend must be 'auto'"),
     ({"enable_gqa": False}, ValueError, "enable_gqa"),
     ({"attn_mask": torch.ones(B, HQ, 1, N, dtype=torch.bool)}, ValueError, "attn_mask must hide a key from all heads"),

@@ -237,7 +237,7 @@ def test_an_interrupted_conversion_goes_on(tmp_path: Path, stage: str, step: int
 def test_files_that_cannot_be_gone_on_from(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     convert(llama(), sentences(3), checkpoint_path=path, **SHORT)
-    with pytest.raises(ValueError, match=r"other settings; asked for were order: 4, not 2"):
+    with pytest.raises(ValueError, match=r"other settings, got order: 4, not 2"):
         convert(llama(), sentences(3), order=4, checkpoint_path=path, **SHORT)
     other = made(LlamaForCausalLM, LlamaConfig(**TINY | {"hidden_size": 16}, num_key_value_heads=2))
     with pytest.raises(ValueError, match="is of another model: it has"):

@@ -4,9 +4,8 @@ A backend is a module with `describe() -> str` (for people: what it is, or why i
 None` (why it cannot run it, or None), `forward(call, plan) -> (o, g, state_out)` and `backward(call, plan, o, g, grads) ->
 InputGrads`. It may fuse the normalization and the division; it defines no semantics. Backends do not import one another.
 
-It may have `prepare(call) -> Prepared | None`, a call of queries, keys, values and decays that only waits for data; and
-`can_step(...)` with `step(...)`, one token of decoding, or `prepare_step(...)`, one that only waits for data
-(state/decode.py says what they take).
+It may have `prepare(call) -> Prepared | None`, a call that is checked and packed except for its tensors; and
+`can_step(...)` with `prepare_step(...)`, one token of decoding (defined in state/decode.py).
 """
 
 from functools import cache
@@ -33,14 +32,14 @@ class Backend(Protocol):
 
 
 class Prepared(Protocol):
-    """For tensors of the very shapes, strides and dtypes that it was made for. Decays that cannot be are refused by it."""
+    """A call for tensors of the shapes, strides and dtypes that it was made for. It refuses invalid decays."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor: ...
 
     def forward_for_grads(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """o, g and, if the backward pass has a use for it, what else it wants to see again."""
+        """Return o, g and the sums that the backward pass reads again, if any."""
 
     def backward(
         self,

@@ -1,7 +1,7 @@
-"""Ranks compare what they were asked for before they exchange anything else: all go on, or all refuse with one message.
+"""Ranks compare their calls before they exchange anything else: all go on, or all raise one error.
 
-A rank that raised alone would leave the others waiting for it. So a refusal is an answer too: each rank sends a few numbers,
-a digest of what must be equal and its counts of tokens; only where something is wrong do the ranks send words.
+A rank that raised alone would leave the others waiting for it. So each rank first sends a few numbers: a digest of
+what must be equal, its counts of tokens, and whether it refuses. Only if something is wrong do the ranks send text.
 """
 
 from hashlib import blake2b
@@ -60,7 +60,7 @@ def disagreement(said: list[Statement]) -> str:
             by_value = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}
             shown = ", ".join(f"{value} on {_listed(ranks)}" for value, ranks in by_value.items())
             different.append(f"{name} is {shown}")
-    return f"all ranks that share a sequence must be called alike, but {'; '.join(different)}"
+    return f"all ranks that share a sequence must be called with equal arguments, but {'; '.join(different)}"
 
 
 def _ranks(refusals: dict[int, str], reason: str) -> str:

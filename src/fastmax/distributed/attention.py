@@ -72,7 +72,11 @@ def context_parallel_attention(
     backend: str = "auto",
     check: bool = True,
 ) -> Any:
-    """`fastmax_attention` of a sequence that is cut into contiguous shards, one per process of `mesh`, in the order of ranks.
+    """Run `fastmax_attention` on a sequence cut into contiguous shards, one per process of `mesh`, in the order of ranks.
+
+        >>> q, k, v = (torch.randn(2, 4, 100, 16) for _ in range(3))  # the 100 tokens of this process
+        >>> context_parallel_attention(q, k, v, is_causal=True, mesh=mesh).shape
+        torch.Size([2, 4, 100, 16])
 
     Every process calls it with its own tokens, and gets its own rows of the output that one process would compute from all.
     Lengths may differ, and be 0. One sum over keys per head is exchanged each way, whatever the number of tokens.
@@ -90,7 +94,7 @@ def context_parallel_attention(
         mesh: the processes that share the sequence: a one-dimensional DeviceMesh, e.g. mesh["cp"], or a process group.
             DTensors bring their own: one dimension of it shards the tokens; others may shard batch and heads.
         log_decay: of the tokens of this rank, (..., Hkv, N).
-        initial_state: what came before the whole sequence, given alike on every rank; that of the first counts, and gets all
+        initial_state: what came before the whole sequence, equal on every rank; that of the first rank counts, and gets all
             of the gradient.
         return_state: return (output, state), the state after the whole sequence, on every rank.
         check: compare the arguments of all ranks first, in one small exchange, so that a wrong one is refused on all of them
@@ -164,9 +168,14 @@ def context_parallel_varlen_attention(
     backend: str = "auto",
     check: bool = True,
 ) -> Any:
-    """`fastmax_varlen_attention` of packed sequences whose tokens, all in a row, are cut into contiguous shards.
+    """Run `fastmax_varlen_attention` on packed sequences whose tokens, all in a row, are cut into contiguous shards.
 
     A shard may begin and end anywhere: only the sequences that cross a border are exchanged.
+
+        >>> ends = torch.tensor([0, 5, 8])  # a sequence of 5 tokens and one of 3, here on one process
+        >>> q, k, v = (torch.randn(8, 4, 16) for _ in range(3))
+        >>> context_parallel_varlen_attention(q, k, v, ends, ends, is_causal=True, mesh=mesh).shape
+        torch.Size([8, 4, 16])
 
     Args:
         query: (tokens here, Hq, D).
@@ -204,13 +213,13 @@ class Given(NamedTuple):
     initial_state: Tensor | None
 
     def with_heads_first(self) -> "Given":
-        """Packed ones have their tokens there."""
+        """Move the heads of packed tensors in front of the tokens."""
         q, k, v = (x.transpose(0, 1) for x in self[:3])
         return self._replace(query=q, key=k, value=v)
 
 
 class _Bound(NamedTuple):
-    """A call that is fine as far as one rank can see. `call` has the tokens of this rank and no state; `initial` is it."""
+    """A call that this rank accepts. `call` has the tokens of this rank and no state; `initial` is the state."""
 
     call: Call
     lead: Lead
@@ -221,7 +230,7 @@ class _Bound(NamedTuple):
 def _parallel(
     given: Given, options: Options, cu_seqlens: tuple[Tensor, Tensor] | None, group: ProcessGroup, check: bool
 ) -> Any:
-    """Both public functions."""
+    """Run both public functions."""
     if group.size() == 1:
         return _alone(given, options, cu_seqlens)
     bound, refusal = None, None
@@ -260,7 +269,7 @@ def _alone(given: Given, options: Options, cu_seqlens: tuple[Tensor, Tensor] | N
 
 
 def _bind(given: Given, options: Options, cu_seqlens: tuple[Tensor, Tensor] | None, group: ProcessGroup) -> _Bound:
-    """Every refusal that one rank can find alone, those that read data too: later it would leave the others waiting."""
+    """Make every check that one rank can make alone, even if it reads data: later it would leave the others waiting."""
     ends = None
     if cu_seqlens is not None:
         validation.packed(given.query, given.key, given.value, *cu_seqlens)

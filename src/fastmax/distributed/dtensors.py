@@ -39,7 +39,7 @@ def is_sharded(*tensors: Any) -> bool:
 def unwrap(
     query: Any, key: Any, value: Any, attn_mask: Any, scale: Any, log_decay: Any, initial_state: Any, return_state: bool
 ) -> Unwrapped:
-    """ValueError unless the tokens of queries, keys and values are sharded by one dimension of one mesh, and only by that."""
+    """Return the local parts. Raise ValueError unless one dimension of one mesh shards the tokens, and nothing else."""
     given = (query, key, value, attn_mask, scale, log_decay)
     wrong = [type(x).__name__ for x in given if isinstance(x, Tensor) and not isinstance(x, DTensor)]
     if wrong:

@@ -45,7 +45,7 @@ class Problem:
 
     @property
     def shard(self) -> Shard:
-        """In self attention."""
+        """Return the tokens of this rank in self attention."""
         if self.ends is None:
             return layout.whole(self.call.k.shape[2])
         return layout.packed(layout.spans(self.keys)[self.group.rank()], self.ends[1])
@@ -127,7 +127,7 @@ def both_ways(problem: Problem, return_state: bool) -> Result:
 
 
 def total(problem: Problem, return_state: bool) -> Result:
-    """One sum over the keys of all ranks, for each sequence that is on more than one."""
+    """Sum the keys of all ranks, for each sequence that is on more than one."""
     call, attend, initial = problem.call, problem.attend, problem.initial
     if problem.ends is None:
         own = local.state_of(call, attend, initial if problem.is_first else None)
@@ -193,7 +193,7 @@ def _initial_of(problem: Problem, sequences: tuple[int, ...], *, without_first: 
 
 
 def _final_states(problem: Problem, shard: Shard, arrived: Tensor) -> Tensor:
-    """(sequences, ...): of each sequence by the rank that has its last token; of one without tokens, what came before it."""
+    """Return the state after each sequence, (sequences, ...), from the rank of its last token, or its initial state."""
     assert problem.ends is not None
     call, attend, ends = problem.call, problem.attend, problem.ends[1]
     found, numbers = [], []
@@ -216,7 +216,7 @@ def _final_states(problem: Problem, shard: Shard, arrived: Tensor) -> Tensor:
 
 
 def _everywhere(problem: Problem, states: Tensor, empty: list[int], anchor: Tensor) -> Tensor:
-    """States that are on one rank each, on every rank; `anchor` has gradients on all ranks or on none."""
+    """Copy states that are on one rank each to every rank. `anchor` has gradients on all ranks or on none."""
     if problem.initial is not None and problem.is_first:
         states = states.index_copy(0, _tensor(empty, problem.call), problem.initial[empty])
     everywhere: Tensor = Total.apply(problem.group, states, anchor, *problem.anchors)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The processes that share a sequence: a process group, from whatever a caller names it by."""
+"""The processes that share a sequence, as a process group."""
 
 from typing import Any
 

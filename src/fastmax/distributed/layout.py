@@ -21,7 +21,7 @@ class Shard:
 
     @property
     def begun(self) -> slice:
-        """The sequences of this shard whose first token is on this rank."""
+        """Return the sequences of this shard whose first token is on this rank."""
         return slice(1 if self.head else 0, len(self.sequences))
 
 
@@ -62,7 +62,7 @@ def present(span: Span, ends: Ends) -> tuple[int, ...]:
 
 
 def local_ends(span: Span, ends: Ends, sequences: tuple[int, ...]) -> Ends:
-    """cu_seqlens of these sequences, which follow one another, as far as the span goes."""
+    """Return the cu_seqlens of these sequences, which follow one another, within the span."""
     inside = [min(max(ends[i + 1], span.start), span.stop) - span.start for i in sequences]
     return (min(max(ends[sequences[0]] - span.start, 0), span.stop - span.start) if sequences else 0, *inside)
 
@@ -74,7 +74,7 @@ def _sequence_across(place: int, ends: Ends) -> int | None:
 
 
 def holders(q_spans: list[Span], k_spans: list[Span], q_ends: Ends, k_ends: Ends) -> list[list[int]]:
-    """For each sequence the ranks that have queries or keys of it, in order."""
+    """Return for each sequence the ranks that have queries or keys of it, in order."""
     found: list[list[int]] = [[] for _ in q_ends[1:]]
     for rank, (q, k) in enumerate(zip(q_spans, k_spans, strict=True)):
         for i in sorted({*present(q, q_ends), *present(k, k_ends)}):
@@ -83,9 +83,9 @@ def holders(q_spans: list[Span], k_spans: list[Span], q_ends: Ends, k_ends: Ends
 
 
 def causal_misfit(queries: list[int], keys: list[int]) -> str | None:
-    """Why a causal call cannot be cut like this, or None: the keys up to a query's own place must be on its rank or before.
+    """Return why a causal call cannot be cut like this, or None: a query needs all keys up to its own on its rank or before.
 
-    So shards of queries and of keys begin and end at the same tokens, as far as there are both.
+    So shards of queries and of keys begin and end at the same tokens, where both exist.
     """
     total = sum(keys)
     for rank, (q, k) in enumerate(zip(spans(queries), spans(keys), strict=True)):

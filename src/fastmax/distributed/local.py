@@ -60,7 +60,7 @@ def state_from_the_right(call: Call, attend: Attend) -> Tensor:
 
 
 def total_decay(call: Call) -> Tensor:
-    """(B, Hkv): by which whatever came before these tokens fades."""
+    """Return the log_decay that these tokens apply to all before them, (B, Hkv)."""
     if call.log_decay is None:
         return call.k.new_zeros(call.k.shape[:2], dtype=call.dtype)
     return bounded(call.log_decay).to(wide(call.k.device)).sum(2)
@@ -90,12 +90,12 @@ def read_pair(call: Call, state: Tensor, attend: Attend, fade: Tensor | None = N
 
 
 def fade_from_the_left(call: Call) -> Tensor | None:
-    """(B, Hkv, N): the decays from the first token to each."""
+    """Return the sum of decays from the first token to each, (B, Hkv, N)."""
     return None if call.log_decay is None else call.log_decay.to(wide(call.k.device)).cumsum(2)
 
 
 def fade_from_the_right(call: Call) -> Tensor | None:
-    """(B, Hkv, N): the decays after each token."""
+    """Return the sum of decays after each token, (B, Hkv, N)."""
     if call.log_decay is None:
         return None
     after = pad(call.log_decay.to(wide(call.k.device)), (0, 1))[:, :, 1:]
@@ -103,7 +103,7 @@ def fade_from_the_right(call: Call) -> Tensor | None:
 
 
 def padded(pair: Pair, before: int, after: int) -> Pair:
-    """With queries before and after them that see nothing."""
+    """Pad with queries before and after that see nothing."""
     o, g = pair
     return pad(o, (0, 0, before, after)), pad(g, (before, after))
 

@@ -21,6 +21,10 @@ Model = TypeVar("Model", bound=nn.Module)
 def parallelize(model: Model, mesh: DeviceMesh | ProcessGroup | None, *, check: bool = True) -> Model:
     """Make every FastmaxAttention of the model attend over the tokens of all processes of `mesh`. In place.
 
+        >>> model = parallelize(FastmaxLM(LMConfig(vocabulary=256, layers=2, width=64, heads=4)), mesh)
+        >>> model(torch.randint(256, (1, 100))).shape  # the tokens of this process
+        torch.Size([1, 100, 256])
+
     Each process then calls the model with its own contiguous shard of the tokens, (B, N, ...), in the order of ranks: rotary
     positions count from the first token of all, and short convolutions see the last tokens of the shard before. Lengths may
     differ. Parameters, names and state_dicts stay as they are, so the model may be wrapped by DDP or `fully_shard`, before or

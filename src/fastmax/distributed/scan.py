@@ -76,7 +76,7 @@ class Scan:
         return self._split(own)[0].clone()
 
     def _round(self, own: Tensor, distance: int, first: int) -> tuple[Tensor | None, list[Work]]:
-        """Everybody from place `first` on sends to the place `distance` further on."""
+        """Send from every place from `first` on to the place `distance` further on."""
         to, source = self.place + distance, self.place - distance
         return start_passing(
             own,
@@ -128,7 +128,7 @@ class Carry:
         return ticket
 
     def receive(self, ticket: Tensor) -> Tensor:
-        """X of this rank."""
+        """Return X of this rank."""
         arrived: Tensor = _Receive.apply(self, ticket)  # type: ignore[no-untyped-call]
         return arrived
 

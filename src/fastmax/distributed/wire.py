@@ -1,4 +1,4 @@
-"""Collectives as the exchanges use them: started, then waited for; a rank that is lost is said in plain words."""
+"""Collectives that are started first and waited for later, with an error that explains a lost rank."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from torch.distributed import ProcessGroup, Work
 
 
 def start_gather(x: Tensor, group: ProcessGroup) -> tuple[list[Tensor], list[Work]]:
-    """Room for the tensor of every rank, and what to wait for until it is filled."""
+    """Return room for the tensor of every rank, and the work to wait for until it is filled."""
     room = [torch.empty_like(x) for _ in range(group.size())]
     return room, _started(distributed.all_gather(room, x, group=group, async_op=True))
 
@@ -39,15 +39,15 @@ def from_last(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def wait_for(works: Iterable[Work], group: ProcessGroup) -> None:
-    """RuntimeError if another rank has died or is out of reach, at the latest after the timeout of the group."""
+    """Wait for the work. Raise RuntimeError if another rank has died or the timeout of the group has passed."""
     try:
         for work in works:
             work.wait()
     except RuntimeError as error:
         raise RuntimeError(
-            f"rank {group.rank()} of the {group.size()} that share a sequence waited for the others in vain: one of them has "
-            "died, is cut off, or is busy for longer than the timeout of the process group. Start all of them again, from "
-            f"the last checkpoint. ({error})"
+            f"rank {group.rank()} of the {group.size()} that share a sequence lost the connection to another rank, which has "
+            "died, is unreachable, or was busy for longer than the timeout of the process group: restart all ranks from the "
+            f"last checkpoint ({error})"
         ) from error
 
 

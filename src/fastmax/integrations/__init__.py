@@ -1,1 +1,1 @@
-"""Bridges to other libraries, each an extra that is imported only where it is asked for."""
+"""Bridges to other libraries, each an extra that is imported only when used."""

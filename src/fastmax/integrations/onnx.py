@@ -33,7 +33,10 @@ def export_onnx(
     """Export `model(*args)` through torch.export into an ONNX file.
 
     Unmasked attention and padding stay linear in the number of tokens; causal attention is dense there, O(N²), since the
-    sum over a prefix would have to be kept for every token. States, packed sequences and dropout have no place in the file.
+    sum over a prefix would have to be kept for every token. States, packed sequences and dropout are not exported.
+
+        >>> layer, x = FastmaxAttention(16, 2, batch_first=True).eval(), torch.randn(1, 8, 16)
+        >>> export_onnx(layer, (x, x, x), folder / "layer.onnx")
 
     Args:
         model: in evaluation mode; it returns tensors.
@@ -60,7 +63,7 @@ def export_onnx(
 
 
 def _forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """fastmax::forward, for tensors as they are in a Call: o, g and no state."""
+    """Compute fastmax::forward for the tensors of a Call: o, g and no state."""
     call = Call.unflatten(values)
     for name, used in {
         "packed sequences": call.cu_seqlens_q is not None,

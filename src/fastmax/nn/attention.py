@@ -24,10 +24,15 @@ from fastmax.window import windowed_softmax
 class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
     """Multi-head Fastmax attention, in time and memory linear in the sequence length.
 
+        >>> layer = FastmaxAttention(64, 4, batch_first=True, rotary=True, decay="gated")
+        >>> x = torch.randn(2, 100, 64)
+        >>> layer(x, x, x, is_causal=True, need_weights=False)[0].shape
+        torch.Size([2, 100, 64])
+
     Constructor, parameters, `forward` and results are those of torch.nn.MultiheadAttention, and state_dicts load from one
     into the other, unless `num_kv_heads` or `learn_scale` asks for other parameters. What differs:
 
-    - A mask may be causal, hide keys from all queries, or both, given in any of the ways that MultiheadAttention knows;
+    - A mask may be causal, hide keys from all queries, or both, given in any form that MultiheadAttention takes;
       any other mask is a ValueError.
     - `is_causal=True` needs no `attn_mask`; if there is one, it is taken to be the causal mask and not looked at.
     - A query that sees no key gives zeros (then the output projection), not NaN.
@@ -48,7 +53,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         rotary: rotate positions into queries and keys, after they are standardized. Extra keys (`add_bias_kv`,
             `add_zero_attn`) have no position. Needs an even head dimension.
         rotary_base: see `fastmax.nn.rotary.rotate`.
-        num_kv_heads: so many heads of keys and values, each shared by num_heads / num_kv_heads query heads. With E_kv =
+        num_kv_heads: heads of keys and values, each shared by num_heads / num_kv_heads query heads. With E_kv =
             num_kv_heads * head_dim, in_proj_weight is then (embed_dim + 2 E_kv, embed_dim), k_proj_weight (E_kv, kdim),
             v_proj_weight (E_kv, vdim), in_proj_bias (embed_dim + 2 E_kv,), bias_k and bias_v (1, 1, E_kv).
         dropout_mode: "standard", "1d" or "quadratic", see `fastmax_attention`.
@@ -141,7 +146,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         """Refuse an option that needs the distance from a key to a query where keys have no place in the sequence."""
         if self.bias_k is not None or self.add_zero_attn:
             raise ValueError(
-                f"{option} is for keys with a place in the sequence: add_bias_kv and add_zero_attn have none"
+                f"{option} is not supported with add_bias_kv and add_zero_attn, whose keys have no place in the sequence"
             )
         if self.kdim != self.embed_dim:
             raise ValueError(
@@ -150,7 +155,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
 
     @property
     def any_scale(self) -> float | Tensor:
-        """The number, or the one per head that is learned."""
+        """Return the number, or the learned one per head."""
         return self.scale if self.head_scale is None else self.head_scale
 
     def _share_heads(self, kv_dim: int) -> None:
@@ -222,7 +227,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         if state is not None:
             decoding.check(self, state, need_weights, is_causal)
         batch = projection.batch_size(query, self.batch_first)
-        # First of all, because to read a mask breaks the graph of a compiler: better before there is one.
+        # First, because reading a mask breaks the graph of a compiler.
         mask, is_causal = masks.recognise(
             attn_mask,
             key_padding_mask,
@@ -331,13 +336,13 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
 
     def _nested(self, x: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         if key_padding_mask is not None or attn_mask is not None:
-            raise ValueError("a nested tensor says by itself where sequences end: it takes no mask, only is_causal")
+            raise ValueError("a nested tensor takes no mask, only is_causal")
         padded, padding, lengths = nested.to_padded(x)
         o, _ = self(padded, padded, padded, padding, need_weights=False, is_causal=is_causal)
         return nested.from_padded(o, lengths, x.layout)
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, heads, L, D) each."""
+        """Project to heads, (B, heads, L, D) each."""
         separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         q, k, v = projection.project(query, key, value, separate, self.in_proj_weight, self.in_proj_bias)
         return (
@@ -351,7 +356,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
     _matrix: Callable[..., Tensor] = staticmethod(attention_matrix)
 
     def _log_decay(self, key: Tensor) -> Tensor | None:
-        """(B, num_kv_heads, L) or (num_kv_heads, 1)."""
+        """Return the decays, (B, num_kv_heads, L) or (num_kv_heads, 1)."""
         if self.gate is None:
             return None
         if key.dim() == 3 and not self.batch_first:

@@ -53,22 +53,22 @@ def check(layer: "FastmaxAttention", state: State, need_weights: bool, is_causal
     if not isinstance(state, kind):
         raise TypeError(f"state must be a {kind.__name__}, as layer.new_state returns one, got {type(state).__name__}")
     if need_weights:
-        raise ValueError("a state holds no keys to have weights for: with a state, need_weights must be False")
+        raise ValueError("a state keeps no keys, so it has no weights: need_weights must be False")
     if not is_causal:
-        raise ValueError("tokens see those that the state holds and not the other way round: is_causal must be True")
+        raise ValueError("attention with a state is causal: is_causal must be True")
     expected = {"num_kv_heads": layer.num_kv_heads, "head_dim": layer.head_dim, "value_dim": layer.head_dim}
     if layer.options.window is not None:
         expected |= {"window": layer.options.window}
     else:
         expected |= {"order": layer.options.order, "normalize": _normalize(layer)}
     got = {name: getattr(state, name) for name in expected}
-    if state.scale is not layer.any_scale:  # to compare tensors is to wait for them
+    if state.scale is not layer.any_scale:  # comparing tensors would wait for the device
         expected["scale"], got["scale"] = _plain(layer.any_scale), _plain(state.scale)
     checks.same("with the layer they are for, as those of layer.new_state do", expected, got)
 
 
 def positions(state: State, mask: Tensor | None, tokens: int) -> Tensor:
-    """(B, 1, N): they go on from those of the state. A token that padding, (B, 1, 1, N), hides takes no place."""
+    """Return positions that continue the state's, (B, 1, N). A token that `padding`, (B, 1, 1, N), hides takes no place."""
     ahead = torch.arange(tokens, device=state.device) if mask is None else mask[:, 0, 0].cumsum(-1) - 1
     return (state.tokens[:, None] + ahead).unsqueeze(1)
 

@@ -1,4 +1,4 @@
-"""Keys that every query sees, whatever the mask: those of add_bias_kv and add_zero_attn."""
+"""Keys that every query sees under any mask: those of add_bias_kv and add_zero_attn."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def prepend(
     extra_values: Sequence[Tensor],
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Put the extra keys and values, (1, heads, 1, D) each, before the others.
+    """Put the extra keys and values, (1, heads, 1, D) each, before the rest.
 
     When causal, as many queries of zeros come first too, so that query i still sees the keys up to i; their results are to
     be dropped. An initial state would do as well, but every query would then read it, which short sequences need not do.

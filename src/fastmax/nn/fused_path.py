@@ -1,4 +1,4 @@
-"""Keeps nn.TransformerEncoderLayer off its fused softmax kernel, which reads the weights of self_attn and never calls it."""
+"""A guard against the fused softmax kernel of nn.TransformerEncoderLayer, which never calls self_attn."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import nn
 class FusedPathGuard(nn.Module):
     """A child that is never called. The encoder layer takes its fused path only if no module inside it has a hook.
 
-    The hook sits on a child, because a layer made by `FastmaxAttention.from_attention` shares its own hooks with the
+    The hook sits on a child, because a layer made by `FastmaxAttention.from_attention` shares its hooks with the
     original, which must keep its fused path.
     """
 

@@ -18,7 +18,7 @@ MEMORY = (2.0, 12.0)
 class ForgetGate(nn.Module):
     """A layer that computes the `log_decay` of `fastmax_attention` from the input of the attention.
 
-    log_decay = logsigmoid(x W + b). The weight W starts at zero, so at first a head decays all tokens alike, at a rate that
+    log_decay = logsigmoid(x W + b). The weight W starts at zero, so at first a head decays all tokens equally, at a rate that
     `memory` sets. Leave both parameters out of weight decay.
 
         >>> gate = ForgetGate(256, heads=8, memory=(2, 7))
@@ -83,7 +83,7 @@ class ForgetGate(nn.Module):
 
 
 def check(kind: str | None, memory: tuple[float, float]) -> None:
-    """Refuse a decay of no known kind (None is none at all) and reaches that are not positive."""
+    """Refuse an unknown kind of decay and reaches that are not positive."""
     if kind is not None and kind not in KINDS:
         raise ValueError(f"decay must be None, {' or '.join(map(repr, KINDS))}, got {kind!r}")
     if len(memory) != 2 or not all(isfinite(m) and m > 0 for m in memory):

@@ -49,7 +49,7 @@ def recognise(
 
 
 def _split(allowed: Tensor, num_heads: int) -> tuple[Tensor | None, bool]:
-    """(..., Nq, Nk) -> the keys that count, (B, 1 or heads, 1, Nk) or None for all; and whether it is causal."""
+    """Split (..., Nq, Nk) into the keys that count, (B, 1 or heads, 1, Nk) or None for all, and whether it is causal."""
     queries, keys = allowed.shape[-2:]
     seen = allowed[..., -1:, :]  # by the last query: of the keys that any query sees, those not hidden from all
     is_causal = False

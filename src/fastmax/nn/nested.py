@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def to_padded(x: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-    """(B, lengths, E) -> (B, L, E), where a token is padding, (B, L), and the lengths."""
+    """Pad (B, lengths, E) to (B, L, E); return it, where a token is padding, (B, L), and the lengths."""
     lengths = [sequence.shape[0] for sequence in x.unbind()]
     padded = torch.nested.to_padded_tensor(x, 0.0)
     ends = torch.tensor(lengths, device=padded.device)

@@ -21,7 +21,11 @@ def layer_scale(order: int, head_dim: int) -> float:
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """The plain values that make an attention layer a Fastmax layer, as `FastmaxAttention` documents them."""
+    """The plain values that make an attention layer a Fastmax layer, as `FastmaxAttention` documents them.
+
+    >>> FastmaxAttention(64, 4, rotary=True).options == LayerOptions(rotary=True)
+    True
+    """
 
     order: int = 2
     scale: float | None = None

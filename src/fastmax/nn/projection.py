@@ -32,7 +32,7 @@ def check(query: Tensor, key: Tensor, value: Tensor, dims: Sequence[int], batch_
 
 
 def batch_size(x: Tensor, batch_first: bool) -> int | None:
-    """None if unbatched."""
+    """Return the batch size, None if unbatched."""
     return None if x.dim() == 2 else x.shape[0 if batch_first else 1]
 
 
@@ -69,7 +69,7 @@ def project(
 
 
 def split_heads(x: Tensor, heads: int, batch_first: bool) -> Tensor:
-    """-> (B, heads, L, D), a view."""
+    """Return a view of shape (B, heads, L, D)."""
     x = torch.unflatten(x, -1, (heads, -1))
     if x.dim() == 3:
         return x.transpose(0, 1).unsqueeze(0)
@@ -77,7 +77,7 @@ def split_heads(x: Tensor, heads: int, batch_first: bool) -> Tensor:
 
 
 def merge_heads(x: Tensor, batched: bool, batch_first: bool) -> Tensor:
-    """(B, heads, L, D) -> the layout of the inputs."""
+    """Convert (B, heads, L, D) to the layout of the inputs."""
     if not batched:
         return x.squeeze(0).transpose(0, 1).flatten(-2)
     return (x.transpose(1, 2) if batch_first else x.permute(2, 0, 1, 3)).flatten(-2)

@@ -19,6 +19,9 @@ Layers = str | Iterable[str] | Callable[[str, nn.MultiheadAttention], bool]
 class Replacement(NamedTuple):
     """The result of `replace_attention`.
 
+        >>> replace_attention(nn.TransformerEncoderLayer(64, 4)).replaced
+        ('self_attn',)
+
     Attributes:
         replaced: names of the layers that were replaced.
         skipped: names of the attention layers that were left alone, each with the reason.
@@ -65,7 +68,7 @@ def replace_attention(
     Subclasses of nn.MultiheadAttention may use the same parameters differently, so they are left alone and named in the
     result, as are other modules that are called attention. If there is nothing to replace, a UserWarning names what there is.
 
-    Fastmax runs in train and eval mode alike: nn.TransformerEncoderLayer does not take its fused softmax path with such a
+    Fastmax runs in train and in eval mode: nn.TransformerEncoderLayer does not take its fused softmax path with such a
     layer, and nn.TransformerEncoder no longer makes nested tensors of padded batches (use_nested_tensor = False).
 
     A function that reads the weights of a layer and calls F.multi_head_attention_forward itself still computes softmax.
@@ -133,14 +136,14 @@ def _choose(layers: Layers, found: dict[str, nn.MultiheadAttention], model: nn.M
 
 
 def _is_cross(model: nn.Module, name: str, module: nn.MultiheadAttention) -> bool:
-    """Return whether the keys of a layer are those of another sequence, as far as the modules show it."""
+    """Return True if the modules show that the keys of a layer are those of another sequence."""
     parent, _, child = name.rpartition(".")
     is_decoder = isinstance(model.get_submodule(parent), nn.TransformerDecoderLayer)
     return module.kdim != module.embed_dim or (is_decoder and child == "multihead_attn")
 
 
 def _why_not(module: nn.Module) -> str | None:
-    """Return why a module that may be an attention is left alone; None for nn.MultiheadAttention, Fastmax and all others."""
+    """Return why a module that may be an attention is left alone; None for all other modules."""
     if isinstance(module, FastmaxAttention) or type(module) is nn.MultiheadAttention:
         return None
     kind = f"{type(module).__module__}.{type(module).__qualname__}"

@@ -25,7 +25,7 @@ def rotate(x: Tensor, *, base: float = 10000.0, positions: Tensor | None = None)
         raise ValueError(f"rotary embeddings pair channels, so D must be even, got {head_dim}")
     if positions is None:
         positions = torch.arange(tokens, device=x.device)
-    # In fp64 because an angle of 10^6 in fp32 is known to 0.06 only.
+    # In fp64, because an angle of 10^6 in fp32 is off by up to 0.06.
     frequencies = base ** (-torch.arange(0, head_dim, 2, device=x.device, dtype=torch.float64) / head_dim)
     angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)

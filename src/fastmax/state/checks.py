@@ -1,4 +1,4 @@
-"""Refusals of a FastmaxState: each message has what was expected and what came."""
+"""The checks of a FastmaxState: each error says what was expected and what came."""
 
 import sys
 from typing import Any
@@ -12,7 +12,7 @@ from fastmax.state.recent import Recent
 
 
 def options(head_dim: int, order: int | None, normalize: bool | str | None) -> None:
-    """Check the options of a state, each None if it is not known yet."""
+    """Check the options of a state, each None until the first call sets it."""
     numbers = [("head_dim", head_dim, None)] + ([] if order is None else [("order", order, MAX_ORDER)])
     for name, number, most in numbers:
         if not isinstance(number, int) or isinstance(number, bool):
@@ -119,7 +119,7 @@ def queries(query: Tensor, count: int | None, recent: Recent, scale: float | Ten
 
 
 def same(purpose: str, expected: dict[str, Any], got: dict[str, Any]) -> None:
-    """Refuse two descriptions of states that differ. None stands for what is not known yet, and fits all."""
+    """Refuse two descriptions of states that differ. None stands for an option that is not set yet, and fits all."""
     known = [name for name in expected if expected[name] is not None and got[name] is not None]
     differ = [name for name in known if expected[name] != got[name]]
     if differ:
@@ -133,7 +133,7 @@ def kind(scale: float | Tensor | None) -> float | str | None:
 
 
 def scale(value: float | Tensor | None, num_kv_heads: int) -> None:
-    """Check a scale, None if it is not known yet."""
+    """Check a scale, None if it is not set yet."""
     if isinstance(value, Tensor):
         if value.dim() > 1 or not value.is_floating_point():
             raise ValueError(

@@ -221,7 +221,7 @@ def _attend(
 ) -> tuple[Tensor, Any]:
     """Run the op for queries at the positions `first` + n. Positions before them are filled with zeros."""
     query = normalized(query.to(recent.keys.dtype), weighting.normalization)
-    attend: Any = fastmax_attention  # its overloads know return_state as a literal only
+    attend: Any = fastmax_attention  # its overloads take return_state as a literal only
     result = attend(
         pad(query, (0, 0, first, 0)) if first else query,
         recent.keys,

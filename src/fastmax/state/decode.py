@@ -158,7 +158,7 @@ def _step(
     dtype = room.keys.dtype
     if log_decay is not None:
         log_decay = log_decay if key_mask is None else torch.where(key_mask.unsqueeze(1), log_decay, 0)
-        if log_decay.is_cpu:  # elsewhere that would be a wait for the device
+        if log_decay.is_cpu:  # on a GPU it would be a synchronization
             check_decays(log_decay)
         log_decay = bounded(log_decay)
     if fold:

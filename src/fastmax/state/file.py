@@ -86,7 +86,7 @@ def _checked(state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_contents(contents: Contents, head_dim: int, order: int) -> None:
-    """Check contents from elsewhere, with their values. Nothing is taken for granted."""
+    """Check every part of contents that come from a file, including values."""
     summed, decay, recent, count = contents
     keys, values, decays, _ = recent
     if keys.dim() != 4 or values.dim() != 4 or keys.shape[:3] != values.shape[:3] or keys.shape[3] != head_dim:
@@ -132,7 +132,7 @@ def _shown(x: Any) -> str:
 
 
 def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write beside `path`, then rename: a process that is killed meanwhile leaves the old file whole."""
+    """Write the file atomically."""
     tensors = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
     metadata = {name: json.dumps(x) for name, x in state_dict.items() if not isinstance(x, Tensor)}
     _tensor_file.write(Path(path), tensors, {"format": FORMAT, **metadata})

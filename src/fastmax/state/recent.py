@@ -82,7 +82,7 @@ class Recent(NamedTuple):
         return self.keys.new_zeros(self.keys.shape[:3]) if self.decays is None else self.decays
 
     def then(self, other: "Recent") -> "Recent":
-        """Return these tokens followed by others. All decay or none, unless these are none."""
+        """Return these tokens followed by `others`. Either all decay or none."""
         return Recent(
             torch.cat((self.keys, other.keys), 2),
             torch.cat((self.values, other.values), 2),

@@ -49,7 +49,7 @@ class FastmaxState(RunningState):
     value_dim: int
     dtype: torch.dtype
     device: torch.device
-    order: int | None  # None until it is known, like the next two
+    order: int | None  # None until the first call sets it, like the next two
     scale: float | Tensor | None
     normalize: bool | str | None
     _contents: Contents | None  # None while a buffer holds them
@@ -190,9 +190,7 @@ class FastmaxState(RunningState):
         other options is another sum. A scale that is a tensor may change, because it multiplies queries alone.
         """
         if not options.is_causal:
-            raise ValueError(
-                "tokens see those that the state holds and not the other way round: is_causal must be True"
-            )
+            raise ValueError("attention with a state is causal: is_causal must be True")
         if options.backend != "auto":
             raise ValueError(
                 f"a state picks the backends of its steps: backend must be 'auto', got {options.backend!r}"
@@ -321,7 +319,7 @@ class FastmaxState(RunningState):
 
     @property
     def nbytes(self) -> int:
-        """Upper bound in bytes, reached after about 100 tokens."""
+        """Return an upper bound in bytes, reached after about 100 tokens."""
         self._need("order")
         assert self.order is not None
         per_head = _numbers(self.head_dim, self.value_dim, self.order) * self.dtype.itemsize
@@ -456,7 +454,7 @@ class FastmaxState(RunningState):
 
     @property
     def _weighting(self) -> Weighting:
-        """Return the options. A default for one that is not known yet could differ from that of training."""
+        """Return the options, or raise: a default for a missing one could differ from that of training."""
         self._need("order", "scale", "normalize")
         return Weighting(self.order, self.scale, self.normalize)  # type: ignore[arg-type]
 
@@ -469,7 +467,7 @@ class FastmaxState(RunningState):
             )
 
     def _has(self, options: Options, scale: float | Tensor | None) -> bool:
-        """Return True if the options of the state are known and equal to these."""
+        """Return True if the options of the state are set and equal to these."""
         if self.order != options.order or self.normalize is None:
             return False
         if normalization(self.normalize) != options.normalize:
@@ -479,7 +477,7 @@ class FastmaxState(RunningState):
         return self.scale == (default_scale(options.order, self.head_dim) if scale is None else scale)
 
     def _describe(self) -> dict[str, Any]:
-        """Return what two states must have in common to be added, None where it is not known."""
+        """Return what two states must have in common to be added, None where it is not set."""
         return {
             "batch": self.batch,
             "num_kv_heads": self.num_kv_heads,

@@ -20,6 +20,11 @@ _NUMBERS = {"window", "scale"}
 class WindowState:
     """The last W - 1 tokens of each sequence: all that softmax over a window of W tokens needs of the past.
 
+        >>> layer = FastmaxAttention(64, 4, batch_first=True, window=16)
+        >>> state = layer.new_state(batch=1)
+        >>> layer.step(torch.randn(1, 1, 64), state).shape
+        torch.Size([1, 1, 64])
+
     `layer.new_state` makes it for a layer with a window. `step` and `load_state_dict` change a state. Everything else leaves
     it alone and returns something new, which shares no memory with it. With grad enabled, gradients flow from any output back
     through every step.

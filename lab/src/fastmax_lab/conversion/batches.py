@@ -1,4 +1,4 @@
-"""The batches of a conversion: some set aside for its report, the others in turn, from any place on."""
+"""The batches of a conversion: some held out for its report, the rest in turn, starting anywhere."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -10,7 +10,7 @@ Batch = Mapping[str, Any]
 
 
 def split(source: Iterable[Batch], held_out: int) -> tuple[list[Batch], Iterator[Batch]]:
-    """Return the first `held_out` batches, and an endless iterator over the others."""
+    """Return the first `held_out` batches, and an endless iterator over the rest."""
     if held_out < 1:
         raise ValueError(f"held_out must be at least 1, got {held_out}")
     first_pass = iter(source)
@@ -44,7 +44,7 @@ def on(device: Any, batch: Batch) -> dict[str, Any]:
 
 
 def counted(batch: Batch, like: Tensor, decoder: bool) -> Tensor:
-    """(B, N, 1), 1 where a token of `like`, (B, N, E), counts: all do where the batch has no mask of that shape."""
+    """Return (B, N, 1), 1 where a token of `like`, (B, N, E), counts: everywhere if no mask of the batch has that shape."""
     names = ("decoder_attention_mask",) if decoder else ("attention_mask",)
     for name in names:
         mask = batch.get(name)

@@ -19,7 +19,7 @@ _WEIGHT, _BEST, _OPTIMIZER = "weight.", "best.", "optimizer."
 
 @dataclass
 class Position:
-    """Batches and rates are functions of the step, and nothing is random: with the tensors, this is all there is.
+    """The place in a conversion. Batches and rates follow from the step, so the tensors are all that is missing.
 
     `kept` is, by stage, the step whose weights did best on the batches held out so far, `best` their error.
     """
@@ -59,13 +59,13 @@ def save(
 
 
 def load(path: Path, recipe: Recipe, model: nn.Module) -> tuple[Position, dict[str, Tensor], dict[str, Tensor]]:
-    """Weights go into the model; the optimizer's and the best ones are returned. ValueError if of another conversion."""
+    """Load the weights into the model; return the optimizer's and the best ones. Raise ValueError if they do not fit."""
     metadata, tensors = _tensor_file.read(path)
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of a conversion: its format is {metadata.get('format')}")
     different = recipe.differences(metadata["recipe"])
     if different:
-        raise ValueError(f"{path} is of a conversion with other settings; asked for were {'; '.join(different)}")
+        raise ValueError(f"{path} is of a conversion with other settings, got {'; '.join(different)}")
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for key, x in tensors.items():
@@ -82,7 +82,7 @@ def load(path: Path, recipe: Recipe, model: nn.Module) -> tuple[Position, dict[s
 
 
 def restore(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Into an optimizer that has made no step."""
+    """Restore the state of an optimizer that has made no step."""
     parameters = dict(model.named_parameters())
     for key, x in state.items():
         kind, _, name = key.partition(".")

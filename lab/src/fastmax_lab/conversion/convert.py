@@ -41,6 +41,9 @@ def convert(
 ) -> Conversion:
     """Train a Fastmax model to imitate `teacher`, which is not changed.
 
+        >>> result = convert(teacher, batches, decay="gated", transfer=Stage(1, lr=1e-3), distill=Stage(0, lr=0), held_out=1)
+        >>> result.model.save_pretrained(folder / "student")
+
     First each attention layer learns the teacher's outputs on the teacher's inputs, layer by layer: its queries and keys, one
     scale per head, and its gate. Then the whole model learns the outputs of the teacher. Nothing is random: the same teacher
     and batches give the same student.
@@ -117,7 +120,7 @@ def convert(
 
 def _check(teacher: PreTrainedModel, transfer: Stage) -> None:
     if teacher.training:
-        raise ValueError("the teacher is in training mode, where dropout blurs what it does: call teacher.eval()")
+        raise ValueError("the teacher is in training mode, where dropout changes its outputs: call teacher.eval()")
     if teacher.config._attn_implementation != "sdpa":
         raise ValueError(
             f'the teacher must use attn_implementation="sdpa", it has {teacher.config._attn_implementation!r}: '

@@ -95,7 +95,7 @@ def _imitating(layers: list[Pair], batch: Batch, learn: bool, errors: dict[str, 
 
 
 def relative_error(mine: Tensor, theirs: Tensor, weight: Tensor) -> Tensor:
-    """Squared distance over the squared spread of the target, both over the tokens of (B, N, E) that count, (B, N, 1)."""
+    """Divide the squared distance by the squared spread of the target, both over the tokens of (B, N, E) in (B, N, 1)."""
     spread = theirs - (theirs * weight).sum((0, 1)) / weight.sum()
     smallest = torch.finfo(theirs.dtype).tiny
     return ((mine - theirs).square() * weight).sum() / (spread.square() * weight).sum().clamp_min(smallest)
@@ -113,11 +113,11 @@ def _teach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def softmax_mask(mask: Tensor | None, length: int) -> Tensor | None:
-    """Return the mask of the Fastmax layers for SDPA. A mask of two dimensions is made causal, others are kept."""
+    """Return the mask of the Fastmax layers for SDPA. A mask of two dimensions is made causal, any other is kept."""
     if mask is None or mask.dim() != 2:
         return mask
     if mask.numel() == 0:
-        raise ValueError("conversion takes padded batches, not packed ones: give each sequence a row of its own")
+        raise ValueError("conversion takes padded batches, not packed ones: give each sequence its own row")
     causal = torch.ones(length, mask.shape[1], dtype=torch.bool, device=mask.device).tril()
     # A token of padding that sees nothing would be NaN, and NaN stays NaN even where it is not counted.
     own = torch.eye(length, mask.shape[1], dtype=torch.bool, device=mask.device)

@@ -1,4 +1,4 @@
-"""The second stage: by what the whole student is compared with the whole teacher."""
+"""The losses of the second stage, which compare the whole student with the whole teacher."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,14 +32,14 @@ def hidden(mine: Any, theirs: Any, batch: Batch) -> Tensor:
 
 
 def embeddings(mine: Any, theirs: Any, batch: Batch) -> Tensor:
-    """For sentence encoders: 1 - cosine of the mean-pooled outputs, their similarities to one another, hidden states."""
+    """Compare sentence encoders: 1 - cosine of the mean-pooled outputs, their mutual similarities, and hidden states."""
     e, f = (pooled(out.last_hidden_state, batch) for out in (mine, theirs))
     apart = (1 - (e * f).sum(-1)).mean()
     return apart + 5 * (e @ e.T - f @ f.T).square().mean() + hidden(mine, theirs, batch)
 
 
 def pooled(states: Tensor, batch: Batch) -> Tensor:
-    """(B, E): the mean over the tokens that count, of unit length."""
+    """Return the mean over the tokens that count, of unit length, (B, E)."""
     weight = counted(batch, states, False)
     return normalize((states * weight).sum(1) / weight.sum(1), dim=-1)
 

@@ -13,13 +13,13 @@ VALUES_AND_OUTPUTS = {
     "v", "v_proj", "v_lin", "value", "value_proj", "v_norm",
     "o", "o_proj", "out", "out_proj", "out_lin", "c_proj", "dense", "proj", "projection", "Wo", "wo",
 }  # fmt: skip
-"""What the projections of values and of outputs are called. A weight that makes queries, keys and values at once learns."""
+"""Names of the projections of values and of outputs. A weight that makes queries, keys and values at once learns."""
 
 Group = dict[str, Any]
 
 
 def learning(student: PreTrainedModel, stage: Stage) -> tuple[list[str], list[Group]]:
-    """Their names, and the groups for an optimizer with the rate of each under "top". Others are frozen."""
+    """Return the names of the parameters that learn, and the optimizer's groups with their "top" rate. Freeze the rest."""
     own, scales, gates = f".{CHILD}.", "head_scale", "gate"
     wanted = _wanted(student, stage.train)
     groups: dict[str, Group] = {

@@ -1,4 +1,4 @@
-"""The settings of a conversion, in plain values: what a checkpoint is compared with before it is gone on from."""
+"""The settings of a conversion as plain values, which a checkpoint must match."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -9,10 +9,13 @@ TRAINED = ("queries_keys", "attention", "all")
 
 @dataclass(frozen=True)
 class Stage:
-    """AdamW without weight decay; the rates rise over the first tenth of the steps and fall to 0 by a cosine.
+    """A stage of AdamW without weight decay. The rates rise over the first tenth of the steps, then fall to 0 by a cosine.
+
+        >>> Stage(steps=100, lr=1e-3).train
+        'queries_keys'
 
     Attributes:
-        steps: so many batches; 0 leaves the stage out.
+        steps: the number of batches; 0 skips the stage.
         lr: of the model's own weights.
         scale_lr: of the scales that conversion adds, which start far from where they end.
         gate_lr: the same for the gates.
@@ -61,6 +64,6 @@ class Recipe:
         return json.dumps(asdict(self), sort_keys=True)
 
     def differences(self, other: str) -> list[str]:
-        """`name: mine, not theirs` for each setting that differs from one that `to_json` wrote."""
+        """Return `name: mine, not theirs` for each setting that differs from those that `to_json` wrote."""
         mine, theirs = json.loads(self.to_json()), json.loads(other)
         return [f"{name}: {mine[name]}, not {theirs.get(name)}" for name in mine if mine[name] != theirs.get(name)]

@@ -23,6 +23,10 @@ class LayerError:
 class Conversion:
     """The result of `convert`: the student, and its distance from the teacher.
 
+        >>> conversion = convert(teacher, batches, transfer=Stage(0, lr=0), distill=Stage(0, lr=0), held_out=1)
+        >>> conversion.model.config._attn_implementation
+        'fastmax'
+
     Attributes:
         model: the student, in evaluation mode: save_pretrained keeps all of it.
         layers: the error of each attention before training and after the first stage; 0 is the teacher itself.
@@ -62,7 +66,7 @@ class Conversion:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: all but the model."""
+        """Return everything but the model, for JSON."""
         return {
             "layers": [{"name": x.name, "before": x.before, "after": x.after} for x in self.layers],
             "losses": self.losses,

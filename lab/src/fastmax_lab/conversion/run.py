@@ -1,4 +1,4 @@
-"""The stages of a conversion in turn, from wherever a checkpoint says."""
+"""The stages of a conversion in turn, resumed from a checkpoint if there is one."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -18,7 +18,7 @@ from fastmax_lab.conversion.recipe import Recipe, Stage
 
 BETAS = (0.9, 0.98)
 CHECKS = 4
-"""So often in a stage the student is measured on the batches held out: after each quarter of it."""
+"""Number of times per stage that the student is measured on the batches held out."""
 
 
 class Run:
@@ -143,12 +143,12 @@ class Run:
         self.best = {}
 
     def imitate(self, batch: Batch) -> float:
-        """One step of the first stage: the mean error of the layers."""
+        """Take one step of the first stage and return the mean error of the layers."""
         errors = layers.layer_errors(self.student, self.layers, batch, learn=True)
         return torch.stack(list(errors.values())).mean().item()
 
     def distil(self, batch: Batch, groups: list[dict[str, list[Tensor]]]) -> float:
-        """One step of the second."""
+        """Take one step of the second stage."""
         error = self.distance(batch)
         torch.autograd.backward(error)
         nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], 1.0)

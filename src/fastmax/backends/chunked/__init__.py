@@ -18,12 +18,12 @@ def describe() -> str:
 
 
 def unsupported(_: Call) -> str | None:
-    """Nothing is."""
+    """Return None: this backend runs every call."""
     return None
 
 
 def forward(call: Call, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-    """o, g and state_out."""
+    """Return o, g and state_out."""
     o, g, state = call.new_outputs()
     masks = masks_of(call)
     for part in parts(call, _heads_at_once(call, plan)):
@@ -61,7 +61,7 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
 
 
 def _heads_at_once(p: Call, plan: Plan) -> int:
-    """So many key heads that a few hundred tokens of their features, or a tile of their dense weights, fit the budget."""
+    """Return how many key heads fit the budget, by their features of 128 tokens or their tile of dense weights."""
     tile = DROPOUT_CHUNK if p.drops_features else plan.dense_tile or t.DENSE_TILE
     queries, keys = (min(x.shape[2], tile) for x in (p.q, p.k))
     per_head = max(min(queries + keys, 128) * p.features, queries * keys, 1)

@@ -23,26 +23,26 @@ class Decay:
 
     @staticmethod
     def of(call: Call, start: int, stop: int) -> "Decay | None":
-        """None if the call does not forget."""
+        """Return the decays of the tokens start:stop, or None if the call has none."""
         if call.log_decay is None:
             return None
         x = bounded(call.log_decay[:, :, start:stop])
         return Decay(x.to(wide(x.device)).cumsum(-1), start, call.dtype)
 
     def of_queries(self, a: int, b: int) -> Tensor:
-        """(B, Hkv, 1, b - a, 1): what the state has faded by at queries a:b."""
+        """Return the factor on the state at queries a:b, (B, Hkv, 1, b - a, 1)."""
         return self.c[:, :, None, a - self.start : b - self.start, None].exp().to(self.dtype)
 
     def of_keys(self, a: int, b: int) -> Tensor:
-        """(B, Hkv, b - a, 1): what keys a:b fade by until the last token of the step."""
+        """Return the factor on keys a:b at the last token of the step, (B, Hkv, b - a, 1)."""
         return (self.c[:, :, -1:] - self.c[:, :, a - self.start : b - self.start]).exp().to(self.dtype).unsqueeze(-1)
 
     def of_state(self) -> Tensor:
-        """(B, Hkv, 1, 1): what a state fades by from before the step to its last token."""
+        """Return the factor on a state from before the step to its last token, (B, Hkv, 1, 1)."""
         return self.c[:, :, -1:, None].exp().to(self.dtype)
 
     def of_pairs(self, a: int, b: int, c: int, d: int) -> Tensor:
-        """(B, Hkv, 1, b - a, d - c): what keys c:d have faded by at queries a:b; pairs that causality hides count as 1."""
+        """Return the factor on keys c:d at queries a:b, (B, Hkv, 1, b - a, d - c); 1 for pairs that causality hides."""
         queries, keys = (
             self.c[:, :, a - self.start : b - self.start, None],
             self.c[:, :, None, c - self.start : d - self.start],

@@ -13,7 +13,7 @@ from fastmax.plan import RULE, Plan
 
 @dataclass(slots=True)
 class Work(Call):
-    """One part as a call of its own, with the dropout masks of its queries and keys."""
+    """One part as a separate call, with the dropout masks of its queries and keys."""
 
     plan: Plan = RULE
     query_masks: dropout.Part | None = None
@@ -71,7 +71,7 @@ def masks_of(p: Call) -> tuple[dropout.Dropout, dropout.Dropout] | None:
 
 
 def parts(p: Call, heads_at_once: int) -> Iterator[Part]:
-    """Whole batches while they are few, else single ones in groups of heads, each sequence on its own."""
+    """Yield whole batch elements while they fit, else groups of heads of one. Packed sequences come one by one."""
     batch, heads = p.k.shape[:2]
     at_once = max(1, min(heads, heads_at_once))
     batches_at_once = max(1, heads_at_once // max(1, heads))

@@ -25,7 +25,7 @@ FEATURE_BUDGET = 1 << 20
 """How many elements the features of one tile may have: enough for an efficient product, few enough for a cache."""
 
 MOST_SUMMED = 2048
-"""So many tokens are summed from zero, and their sum is then added to the state: two levels of sums lose less to rounding
+"""Tokens that are summed from zero before their sum is added to the state: two levels of sums lose less to rounding
 than one. Added to the state one by one, the terms of a million keys lost 4e-4 of it in fp32."""
 
 DENSE_TILE = 512
@@ -33,7 +33,7 @@ DENSE_TILE = 512
 
 @dataclass(frozen=True)
 class Tile:
-    """Tokens a:b of the queries or keys; their features are made when they are asked for, and once."""
+    """Tokens a:b of the queries or keys; their features are computed once, at the first use."""
 
     x: Tensor  # (B, Hkv, n, D)
     order: int
@@ -43,7 +43,7 @@ class Tile:
 
     @cached_property
     def phi(self) -> Tensor:
-        """(B, Hkv, F, n), those that dropout leaves."""
+        """Return the features that dropout keeps, (B, Hkv, F, n)."""
         return self._drop(phi(self.x.mT.contiguous(), self.order))
 
     def phi_vjp(self, d: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Tile:
         return phi_vjp(self.x.mT.contiguous(), self._drop(d), self.order).mT
 
     def _drop(self, features: Tensor) -> Tensor:
-        """In place; by the masks of each query head where several are stacked."""
+        """Multiply features by the dropout masks in place, each stacked query head by its own mask."""
         if self._kept is not None:
             rows, kept = self._kept
             batch, heads = features.shape[:2]
@@ -97,14 +97,14 @@ def key_tiles(p: Work, step: Attend, a: int, b: int) -> Iterator[tuple[int, int,
 
 
 def load_queries(p: Work, a: int, b: int) -> Tile:
-    """q̂ * scale of queries a:b."""
+    """Return q̂ * scale of queries a:b."""
     x = p.q[:, :, a:b].to(p.dtype)
     x = _drop_tokens(normalized(x, p.options.normalize), p.query_masks, a, b) * p.scale
     return Tile(_stack(x if p.head_scale is None else x * _per_head(p), p), p.options.order, a, b, p.query_masks)
 
 
 def zeros(tile: Tile, columns: int) -> Tensor:
-    """(B, Hkv, n, columns), to add to."""
+    """Allocate a sum, (B, Hkv, n, columns)."""
     return tile.x.new_zeros(*tile.x.shape[:-1], columns)
 
 
@@ -119,7 +119,7 @@ def store_query_grads(p: Work, a: int, b: int, d: Tensor, dq: Tensor, d_scale: T
 
 
 def load_keys(p: Work, a: int, b: int) -> tuple[Tile, Tensor]:
-    """k̂ and u = [v, 1], (B, Hkv, n, Dv + 1), of keys a:b. A key that does not count is all zeros."""
+    """Return k̂ and u = [v, 1], (B, Hkv, n, Dv + 1), of keys a:b. A key that does not count is all zeros."""
     x, v = p.k[:, :, a:b].to(p.dtype), p.v[:, :, a:b]
     u = torch.ones(*v.shape[:-1], v.shape[-1] + 1, dtype=p.dtype, device=v.device)
     u[..., :-1] = v
@@ -141,7 +141,7 @@ def store_key_grads(p: Work, a: int, b: int, dk_hat: Tensor, dv: Tensor, out_k: 
 
 
 def store_outputs(a: int, b: int, f: Tensor, o: Tensor, g: Tensor) -> None:
-    """[19]: o = f / g of queries a:b; zero where no key is left, which makes g exactly zero."""
+    """Store o = f / g [19] of queries a:b. A query without keys has g = 0 exactly and gets zeros."""
     f = f.reshape(*o.shape[:2], b - a, f.shape[-1])
     denominator = f[..., -1]
     g[:, :, a:b] = denominator
@@ -185,7 +185,7 @@ def accumulate(state: Tensor, terms: Iterable[tuple[Tile, Tensor]]) -> None:
 
 
 def read(state: Tensor, tile: Tile) -> Tensor:
-    """phi(x) state, (B, Hkv, n, J)."""
+    """Return phi(x) state, (B, Hkv, n, J)."""
     return tile.phi.mT @ state
 
 
@@ -195,14 +195,14 @@ def read_vjp(state: Tensor, tile: Tile, b: Tensor) -> Tensor:
 
 
 def dense(x: Tile, y: Tile, u: Tensor, p: Work, diagonal: int | None, decay: Decay | None) -> Tensor:
-    """f(x y^T) u for a tile of stacked queries x and keys y; query i sees the keys j <= i + diagonal."""
+    """Return f(x y^T) u for a tile of stacked queries x and keys y; query i sees the keys j <= i + diagonal."""
     # with features dropped f(x . y) is no function of the dot product, only of those that are left
     f = x.phi.mT @ y.phi if p.drops_features else similarity(x.x @ y.x.mT, p.options.order)
     weights = _seen(f, x, y, p, diagonal, decay)
-    # a device is not waited for
+    # without a synchronization
     if diagonal is None or (u.is_cpu and isfinite(u.sum().item())):
         return weights @ u
-    # zero times inf is NaN: what is not finite is added to the queries that see it, and to no others
+    # zero times inf is NaN, so values that are not finite are added only to the queries that see them
     finite = u.isfinite()
     seen = pad(torch.where(finite, 0, u).cumsum(2), (0, 0, 1, 0))
     keys_seen = (torch.arange(x.b - x.a, device=u.device) + diagonal + 1).clamp(max=y.b - y.a)
@@ -223,7 +223,7 @@ def dense_vjp(
 
 
 def faded(x: Tensor, factors: Tensor, p: Work) -> Tensor:
-    """Rows of stacked queries, (B, Hkv, G * n, J), times what each query's token says, (B, Hkv, 1, n, 1)."""
+    """Multiply rows of stacked queries, (B, Hkv, G * n, J), by a factor per token, (B, Hkv, 1, n, 1)."""
     batch, heads, _, columns = x.shape
     return (x.view(batch, heads, p.groups, -1, columns) * factors).flatten(2, 3)
 
@@ -238,7 +238,7 @@ def _per_head(p: Work) -> Tensor:
 
 
 def _stack(x: Tensor, p: Work) -> Tensor:
-    """(B, Hq, n, ...) -> (B, Hkv, G * n, ...)."""
+    """Reshape (B, Hq, n, ...) to (B, Hkv, G * n, ...)."""
     batch, _, tokens, *rest = x.shape
     return x.reshape(batch, p.k.shape[1], p.groups * tokens, *rest)
 
@@ -248,7 +248,7 @@ def _inverse(g: Tensor) -> Tensor:
 
 
 def _seen(weights: Tensor, x: Tile, y: Tile, p: Work, diagonal: int | None, decay: Decay | None) -> Tensor:
-    """Weights of stacked queries and keys, in place: faded, and without those that causality hides."""
+    """Apply decays and the causal mask to the weights of stacked queries and keys, in place."""
     if diagonal is None and decay is None:
         return weights
     *lead, queries, keys = weights.shape

@@ -17,7 +17,7 @@ __all__ = [
 
 
 def describe() -> str:
-    """Which instruction set level is in use, and which are compiled in; or why the backend is missing."""
+    """Return the instruction set level in use and those compiled in, or why the backend is missing."""
     library = abi.load()
     if isinstance(library, str):
         return f"missing: {library}"
@@ -26,13 +26,13 @@ def describe() -> str:
 
 
 def levels() -> tuple[str, ...]:
-    """The instruction set levels that run here, the best first."""
+    """Return the instruction set levels that run here, the best first."""
     library = abi.load()
     return () if isinstance(library, str) else library.running
 
 
 def form(call: Call) -> str:
-    """What the rule picks for a call of one sequence length and no state."""
+    """Return the form that the rule picks for a call of one sequence length and no state."""
     o, g, _ = call.new_outputs()
     chosen = PackedCall(call, RULE, o, g, has_state=False).uniform
     return next(name for name, value in abi.FORMS.items() if value == chosen)
@@ -59,7 +59,7 @@ def unsupported(call: Call) -> str | None:
 
 
 def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
-    """o, g and state_out."""
+    """Return o, g and state_out."""
     o, g, state = call.new_outputs()
     packed = PackedCall(call, plan, o, g, has_state=call.state_in is not None or call.options.return_state)
     packed.state_out = state.data_ptr() if call.options.return_state else 0
@@ -68,7 +68,7 @@ def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads:
-    """The gradients of the raw inputs."""
+    """Return the gradients of the raw inputs."""
     out = InputGrads.empty(call)
     packed = PackedCall(call, plan, o, g, has_state=call.state_in is not None or grads.state is not None)
     dq, dk, dv = (
@@ -98,7 +98,7 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
 
 
 def prepare(call: Call) -> Prepared | None:
-    """For any q, k and v with the shapes and strides of these; None where a call has more to it than they."""
+    """Return a call for q, k and v of these shapes and strides. Return None if the call has other tensors."""
     plain = call.key_mask is call.head_scale is call.state_in is call.cu_seqlens_q is None
     if not plain or call.options.return_state:
         return None

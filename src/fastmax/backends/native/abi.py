@@ -77,7 +77,7 @@ _REFUSALS = {
 
 
 def _layouts() -> dict[str, list[str]]:
-    """What fm_layout says of a library that this module can call."""
+    """Return the text that fm_layout of a compatible library returns, by name."""
     types = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16"}
     return {
         "FmType": [f"{types[dtype]} {value}" for dtype, value in TYPES.items()],
@@ -92,7 +92,7 @@ def _layouts() -> dict[str, list[str]]:
 
 
 def layout_difference(text: str) -> str | None:
-    """The first place where fm_layout's text is not what this module packs, or None."""
+    """Return the first difference between fm_layout's text and what this module packs, or None."""
     found = dict(line.split(": ", 1) for line in text.splitlines())
     for name, expected in _layouts().items():
         got = [x for x in found.get(name, "").split(", ") if x]
@@ -111,7 +111,7 @@ def _struct(fields: tuple[tuple[str, str], ...]) -> Struct:
 
 
 def place(fields: tuple[tuple[str, str], ...], name: str) -> int:
-    """Where a field begins, in words of eight bytes, which all of them are."""
+    """Return the offset of a field in words of eight bytes."""
     before = [kind for _, kind in fields[: [field for field, _ in fields].index(name)]]
     return sum(len(TENSOR_FIELDS) if kind == "tensor" else 1 for kind in before)
 
@@ -133,12 +133,12 @@ class Library:
     best: int  # the place of the first that runs
 
     def huge_pages(self, x: Tensor) -> None:
-        """For a large tensor that was just allocated: page faults in small pages can take longer than filling it."""
+        """Request huge pages for a large new tensor: faults in small pages can take longer than filling it."""
         if x.nbytes >= _LARGE:
             self.functions["huge_pages"](x.data_ptr(), x.nbytes)
 
     def level(self, name: str) -> int:
-        """The place of a level in the library."""
+        """Return the index of a level in the library."""
         if name not in self.running:
             raise ValueError(f"level must be one that runs here, {', '.join(self.running)}, got {name!r}")
         return self.levels.index(name)
@@ -151,11 +151,11 @@ class Library:
 
 
 class DecayValueError(ValueError):
-    """A decay that is above 0 or not finite; who called knows the tensor, and where in it."""
+    """A decay that is above 0 or not finite. The caller, who has the tensor, adds where."""
 
 
 def refusal(function: str, call: bytes, code: int) -> Exception:
-    """What the kernels answered, as an exception."""
+    """Return the exception for a status code of the kernels."""
     return _error(function, call, STATUSES[code])
 
 
@@ -173,13 +173,13 @@ def _error(function: str, call: bytes, status: str) -> Exception:
 
 
 def tensor(x: Tensor | None) -> Fields:
-    """(B, H, N, C) or (B, H, N), the channels contiguous."""
+    """Return the fields of (B, H, N, C) or (B, H, N), the channels contiguous."""
     return NO_TENSOR if x is None else (x.data_ptr(), *x.stride()[:3], TYPES[x.dtype])
 
 
 @lru_cache(maxsize=1)
 def load() -> Library | str:
-    """The library, or why there is none."""
+    """Return the library, or why it cannot be loaded."""
     spec = find_spec("fastmax.backends.native._kernels")  # found, not imported: it is no Python module
     if spec is None or spec.origin is None:
         return "the kernels were not built: no C++ compiler worked when fastmax was installed"

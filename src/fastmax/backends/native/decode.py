@@ -57,7 +57,7 @@ class PreparedStep:
         o = torch.empty(self._shape, dtype=v.dtype, device="cpu")
         self._buffers = total, recent_k, recent_u, recent_decay, total_decay
         pointers = tuple(0 if x is None else x.data_ptr() for x in self._buffers)
-        # packed once; a step writes its own few numbers in between
+        # packed once; a step inserts its numbers
         packed = bytearray(abi.STEP.pack(
             *numbers, 0, recent_k.shape[2], 0, scale, EPS,
             *(y for x in (q, k, v, o) for y in (0, *_fields(x if self._contiguous else x.contiguous()))),
@@ -101,5 +101,5 @@ prepare_step = PreparedStep
 
 
 def _fields(x: Tensor) -> abi.Fields:
-    """Of one token, (B, heads, 1, ...): a tensor without its address."""
+    """Return the fields of one token, (B, heads, 1, ...), without its address."""
     return (x.stride(0), x.stride(1), 0, abi.TYPES[x.dtype])

@@ -111,7 +111,7 @@ def _form(call: Call, plan: Plan, queries: int, keys: int, needs_features: bool)
 
 
 def _pairs_bf16(call: Call, plan: Plan) -> bool:
-    """Whether the dense form multiplies in bf16: `Bf16Products::serve` of native/forms/products_bf16.h."""
+    """Return True if the dense form multiplies in bf16, as `Bf16Products::serve` of native/forms/products_bf16.h does."""
     if call.log_decay is not None or call.q.dtype != torch.bfloat16:
         return False
     library = abi.load()

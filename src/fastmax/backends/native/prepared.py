@@ -1,4 +1,4 @@
-"""A call of which only the data is left to say: its shapes, strides and options are packed."""
+"""A call with its shapes, strides and options already packed, so that only addresses are left to fill in."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from fastmax.decay import check_decays, log_decay_grads, zero_grads_beyond_bound
 
 @dataclass(frozen=True)
 class Prepared:
-    """Fields without their addresses."""
+    """The packed fields of a call, without the addresses."""
 
     options: Options
     library: abi.Library
@@ -54,7 +54,7 @@ class Prepared:
     def forward_for_grads(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """o, g and the sum over keys, if the backward pass has a use for it."""
+        """Return o, g and the sum over keys, if the backward pass reads it."""
         g = torch.empty(self.g_shape, dtype=self.g_dtype, device="cpu")
         if self.total_shape is None:
             return self._forward(q, k, v, log_decay, g.data_ptr()), g, None
@@ -114,7 +114,7 @@ _BEHIND_STATES = (0,) * 5  # gradients of states, and dropout
 
 
 def saves_sum(call: Call, packed: PackedCall) -> bool:
-    """Whether the forward pass keeps its sum over keys, a fifth of the backward pass: where there is one, smaller than k."""
+    """Return True if forward keeps its sum over keys for backward, to save a fifth of that. It must be smaller than k."""
     if packed.uniform != abi.FORMS["factorized"] or call.options.is_causal:
         return False
     return call.features * (call.value_dim + 1) <= call.k.shape[2] * call.head_dim

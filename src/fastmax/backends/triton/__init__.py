@@ -46,7 +46,7 @@ def unsupported(call: Call) -> str | None:
 
 
 def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
-    """o, g and state_out."""
+    """Return o, g and state_out."""
     o, g, state = call.new_outputs()
     arch = device.architecture(call.q.device)
     for part in parts(call, plan, arch):

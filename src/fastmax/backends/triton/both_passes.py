@@ -27,7 +27,7 @@ def forward(work: Work, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
 
 
 def backward(work: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads) -> None:
-    """In reverse over the spans. Where there are several, the states that they start from are summed once more before."""
+    """Walk the spans in reverse. If there are several, sum the states that they start from again first."""
     call = work.call
     queries, keys = (launch.normalized(work, are_queries=x) for x in (True, False))
     values, w = launch.new_values(work, keys), launch.new_output_grads(work, queries)

@@ -29,12 +29,12 @@ class Cut(NamedTuple):
 
     @property
     def slot_bytes(self) -> int:
-        """The bytes of the state of one key head at one chunk."""
+        """Return the bytes of the state of one key head at one chunk."""
         return self.shape.rows * self.shape.dv * self.products.dtype.itemsize + 4 * self.shape.column
 
 
 class Part(NamedTuple):
-    """Some key heads, and the query heads that read them, as a call of their own."""
+    """Some key heads, and the query heads that read them, as a separate call."""
 
     call: Call
     heads: slice
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 def parts(call: Call, plan: Plan, arch: str) -> Iterator[Part]:
-    """Whole calls, but packed ones by groups of heads: where their sequences end, and spans could, only the device knows."""
+    """Yield the whole call, or groups of heads if it is packed: only the device knows where its sequences end."""
     heads, groups = call.k.shape[1], max(1, call.groups)
     at_once = max(1, heads)
     if call.cu_seqlens_q is not None and call.options.is_causal:
@@ -72,5 +72,5 @@ def parts(call: Call, plan: Plan, arch: str) -> Iterator[Part]:
 
 
 def budget_of(plan: Plan) -> int:
-    """`feature_budget` counts elements of the state, for tests."""
+    """Return the budget in bytes. For tests, `feature_budget` sets it in elements of the state."""
     return BUDGET if plan.feature_budget is None else 4 * plan.feature_budget

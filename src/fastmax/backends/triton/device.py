@@ -10,7 +10,7 @@ HOPPER_NEEDS = (3, 7, 1)
 """Earlier versions of Triton, from 3.4 on, compile transposed operands wrongly for sm_90."""
 
 INTERPRETED = "sm_80"
-"""Whose tiles Triton's interpreter runs with."""
+"""The architecture whose tiles Triton's interpreter uses."""
 
 
 def is_interpreting() -> bool:
@@ -21,7 +21,7 @@ def is_interpreting() -> bool:
 
 @cache
 def architecture(device: torch.device) -> str:
-    """ "sm_80", "gfx942"."""
+    """Return the name of the architecture, such as "sm_80" or "gfx942"."""
     if device.type == "cpu":
         return INTERPRETED
     return _of_gpu(device)  # pragma: no cover  (needs one)
@@ -37,7 +37,7 @@ def _of_gpu(device: torch.device) -> str:  # pragma: no cover
 
 @cache
 def triton_version() -> tuple[int, ...] | None:
-    """None where there is none. Imports it: ask for tensors on a GPU only."""
+    """Return the version of Triton, or None without it. Imports Triton, so call it for tensors on a GPU only."""
     if find_spec("triton") is None:
         return None
     import triton
@@ -46,12 +46,12 @@ def triton_version() -> tuple[int, ...] | None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """ "3.7.1+git12" -> (3, 7, 1)."""
+    """Convert "3.7.1+git12" to (3, 7, 1)."""
     return tuple(int(part) for part in version.partition("+")[0].split(".")[:3] if part.isdigit())
 
 
 def missing(device: torch.device) -> str | None:
-    """Why no kernel can be launched on tensors there, or None."""
+    """Return why no kernel can be launched on tensors of a device, or None."""
     if device.type == "cpu" and is_interpreting():
         return None
     if device.type != "cuda":

@@ -20,7 +20,7 @@ class Fading(NamedTuple):
     of_chunk: Tensor  # (slots, Hkv): exp(c_last)
 
     def span(self, sequences: int, first: int, chunks: int) -> Tensor:
-        """of_chunk for some chunks of each sequence of a batch."""
+        """Return `of_chunk` for some chunks of each sequence of a batch."""
         if chunks == 0 or self.of_chunk.shape[0] == sequences * chunks:
             return self.of_chunk
         slots, heads = self.of_chunk.shape
@@ -29,7 +29,7 @@ class Fading(NamedTuple):
 
 
 def fading(log_decay: Tensor, sequences: Sequences, chunk: int, slots: Slots) -> Fading:
-    """In fp64, of which nothing is read back: chunks count from the start of their sequence."""
+    """Return the decays by chunk, summed in fp64 on the device. Chunks count from the start of their sequence."""
     tokens = log_decay.shape[2]
     total = bounded(log_decay).to(wide(log_decay.device)).cumsum(-1)
     before = pad(total, (1, 0))

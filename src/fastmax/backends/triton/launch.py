@@ -13,11 +13,11 @@ from fastmax.backends.triton.work import Side, Span, Work, channels_last
 from fastmax.core import EPS
 
 CENTRE_TOKENS = 1024
-"""How many tokens, at most, a centre is the mean of: it has to be near them, no more."""
+"""Maximum number of tokens that a centre is the mean of. It only has to be near them."""
 
 
 def rows_of(channels: int) -> int:
-    """Rows of a program of the kernels that only load and store: as many as registers hold."""
+    """Return the rows of a program that only loads and stores: as many as the registers hold."""
     return 64 if channels <= 64 else 32
 
 
@@ -115,7 +115,7 @@ def output_grads(
     work: Work, queries: Side, span: Span, w: Values, o: Tensor, g: Tensor, do: Tensor | None, dg: Tensor | None,
     centres: Centres | None,
 ) -> None:  # fmt: skip
-    """`centres` are None where no state is read."""
+    """Fill w for one span. `centres` are None where no state is read."""
     from fastmax.backends.triton.kernels.output_grads import output_grads
 
     size = rows_of(max(work.shape.d, work.shape.dv))
@@ -138,7 +138,7 @@ def output_grads(
 def accumulate(
     work: Work, side: Side, span: Span, values: Values, centres: Centres, start: Tensor | None, *, chunks: bool, total: bool
 ) -> tuple[Sums, tuple[Tensor, Tensor]]:  # fmt: skip
-    """S of keys, or T of queries: of all chunks, the total in fp32, or both. `start` is in the public order."""
+    """Sum S of keys or T of queries: of all chunks, the total in fp32, or both. `start` is in the public order."""
     from fastmax.backends.triton.kernels.accumulate import accumulate
 
     shape, tiles, count, heads = work.shape, work.tiles, work.sequences.count, work.key_heads
@@ -193,7 +193,7 @@ def read_vjp(
     work: Work, rows: Side, columns: Side, span: Span, own: Values, other: Values, sums: Sums | None, centres: Centres | None,
     out: Tensor, *, d_scale: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Compute the gradient of the raw rows and, if asked for, that of the scale of each head: (B, H, N), to be summed."""
+    """Compute the gradient of the raw rows and, on request, that of the scale of each head: (B, H, N), to be summed."""
     from fastmax.backends.triton.kernels.read_vjp import read_vjp
 
     tiles, shape, options = work.tiles, work.shape, work.call.options

@@ -15,7 +15,7 @@ class Products(NamedTuple):
 
     @property
     def language(self) -> Any:
-        """The dtype, as Triton's."""
+        """Return the dtype as Triton's."""
         import triton.language as tl
 
         return tl.bfloat16 if self.dtype == torch.bfloat16 else tl.float32

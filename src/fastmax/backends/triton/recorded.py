@@ -26,7 +26,7 @@ def is_recorded(arch: str) -> bool:
 
 @cache
 def say_how_to_opt_in(arch: str) -> None:
-    """Once per process and architecture."""
+    """Warn once per process and architecture."""
     logging.getLogger("fastmax").warning(
         'fastmax: no run of the Triton backend on %s is recorded yet, so backend="auto" uses "chunked", plain PyTorch. '
         'backend="triton" opts in; `make test-gpu` tests it on this GPU and prints a line to report (docs/gpu.md).',

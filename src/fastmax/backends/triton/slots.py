@@ -46,7 +46,7 @@ class Sequences:
         return self._slots(size, self.queries + self.keys if self.packed else length, both)
 
     def whole(self) -> Slots:
-        """One chunk per sequence."""
+        """Return one chunk per sequence."""
         first = torch.arange(self.count + 1, dtype=torch.int32, device=self.device)
         return Slots(first, first, self.count, 1)
 

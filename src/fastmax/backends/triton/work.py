@@ -81,7 +81,7 @@ class Work:
         return found
 
     def of_chunk(self, span: Span) -> Tensor:
-        """(slots, Hkv): what a state fades by over each chunk."""
+        """Return the factor on a state over each chunk, (slots, Hkv)."""
         if self.fading is None:
             return self.none
         chunks = 0 if self.sequences.packed else span.chunks.per_sequence
@@ -108,5 +108,5 @@ def _form(call: Call, plan: Plan) -> str:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """With channels side by side, as the kernels load them; a copy if they are not."""
+    """Return x with contiguous channels, as the kernels load them. Copy it if needed."""
     return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()

@@ -2,7 +2,7 @@
 
     from fastmax.integrations.transformers import configure, register
 
-    register()                                              # "fastmax" (order 2) and "fastmax1" are known from now on
+    register()                                              # makes "fastmax" (order 2) and "fastmax1" available
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="fastmax")
     model.generate(**inputs)                                # with a FastmaxCache, in constant memory
 

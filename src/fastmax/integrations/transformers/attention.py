@@ -31,7 +31,7 @@ def attend(
 
     `order` is that of modules that `configure` has not seen. From `module` on the signature is transformers'.
     """
-    record.note(module, record.REFUSED)  # until it is known better
+    record.note(module, record.REFUSED)  # until the cache says otherwise
     refusals.arguments(module, more)
     if more.get("sliding_window") is not None:
         if attention_mask is not None and attention_mask.dim() != 4:
@@ -70,7 +70,7 @@ def attend(
     elif causal:
         o = cached.attend(query, key, value, keys, log_decay, drop, chosen)
     else:
-        raise ValueError("FastmaxCache is for causal self attention: give cross attention a DynamicCache of its own")
+        raise ValueError("FastmaxCache is for causal self attention: give cross attention a separate DynamicCache")
     record.note(module, record.FASTMAX)
     return o.transpose(1, 2).contiguous(), None
 
@@ -118,7 +118,7 @@ def _packed(
     log_decay: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:
-    """All sequences in one row, each attended to as if it were alone."""
+    """Attend within each sequence of one row."""
     if query.shape[0] != 1:
         raise ValueError(f"with cu_seq_lens_q the batch must be 1, all sequences in one row, got {query.shape[0]}")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -137,7 +137,7 @@ def _whole(
     log_decay: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:
-    """All keys are here. Causal queries are those of the last keys, as transformers aligns them."""
+    """Attend with all keys present. Causal queries are those of the last keys, as transformers aligns them."""
     past = key.shape[2] - query.shape[2] if causal else 0
     if past < 0:
         raise ValueError(f"causal attention needs a key for every query, got {query.shape[2]} and {key.shape[2]}")

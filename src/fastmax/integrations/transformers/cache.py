@@ -12,7 +12,12 @@ from fastmax.integrations.transformers.cache_layer import FastmaxLayer
 
 
 class FastmaxCache(Cache):
-    """A state for every layer with full attention, transformers' own layer for every other one.
+    """A cache with a state for every layer with full attention, and transformers' own layer for every other one.
+
+        >>> cache = FastmaxCache(model.config)
+        >>> tokens = model.generate(**inputs, past_key_values=cache, max_new_tokens=3)
+        >>> cache.get_seq_length() == tokens.shape[1] - 1
+        True
 
     Layers of other kinds are those with a sliding window, a convolution or linear attention. Models whose layers read the
     keys of other layers (`num_kv_shared_layers`) have transformers' own layers throughout.
@@ -54,7 +59,7 @@ class FastmaxCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """The size of all layers, those with a window included."""
+        """Return the bytes of all layers, including those with a window."""
         return sum(_nbytes(layer) for layer in self.layers)
 
 

@@ -58,6 +58,7 @@ def configure(
 
     Example:
         >>> configure(model, decay="gated", windows={"model.layers.*[13579].self_attn": 64})  # every second layer softmax
+        ('model.layers.0.self_attn',)
     """
     register()
     modules = dict(attention_modules(model))

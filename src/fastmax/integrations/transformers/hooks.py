@@ -1,6 +1,6 @@
 """Wrappers around the two methods of transformers that have no hook: saving a config, and the cache of generate().
 
-`register` installs them. Both leave models that do not run Fastmax alone.
+`register` installs them. Neither affects models that do not run Fastmax.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""The mask function: what becomes of a model's attention_mask, and refusals that only it can see.
+"""The mask function: it translates a model's attention_mask, and refuses masks that Fastmax cannot honour.
 
-What it returns says which mask it is, since the attention function sees nothing else of it:
+The shape of the result encodes the kind of mask, because the attention function gets nothing else:
 
-    None             nothing is hidden; the module says whether it is causal
+    None             nothing is hidden; causal if the module is
     (B, Nk) bool     keys that count, and causal
     (B, 1, 1, Nk)    keys that count, for all queries
     (0, 0)           the positions restart: packed sequences, for which the attention function needs the boundaries
@@ -66,7 +66,7 @@ def fastmax_mask(
 
 
 def _keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
-    """(B, kv_length), or None where all count, if that can be known."""
+    """Return (B, kv_length), or None if all are known to count."""
     if attention_mask is None:
         return None
     if attention_mask.dim() != 2:

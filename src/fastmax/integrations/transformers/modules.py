@@ -35,7 +35,11 @@ def _names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the name and the module of every module whose `forward` looks its attention function up."""
+    """Yield the name and the module of every module whose `forward` looks its attention function up.
+
+    >>> [name for name, _ in attention_modules(model)]
+    ['model.layers.0.self_attn', 'model.layers.1.self_attn']
+    """
     for name, module in model.named_modules():
         if "ALL_ATTENTION_FUNCTIONS" in _names_in_forward(type(module)):
             yield name, module
@@ -75,13 +79,13 @@ def heads_of(module: nn.Module) -> Heads:
 
     heads = first(("num_attention_heads", "num_heads", "n_heads", "n_head", "num_query_heads"))
     if heads is None:
-        raise ValueError(f"how many heads {type(module).__name__} has cannot be told from its attributes or its config")
+        raise ValueError(f"the number of heads of {type(module).__name__} is not in its attributes or its config")
     groups = getattr(module, "num_key_value_groups", None)
     kv_heads = heads // groups if isinstance(groups, int) else first(("num_key_value_heads", "num_kv_heads")) or heads
     head_dim = first(("head_dim", "attention_head_size", "head_size", "qk_head_dim"))
     if head_dim is None:
         width = first(("embed_dim", "hidden_size", "dim"))
         if width is None:
-            raise ValueError(f"the width of the heads of {type(module).__name__} cannot be told from its attributes")
+            raise ValueError(f"the width of the heads of {type(module).__name__} is not in its attributes")
         head_dim = width // heads
     return Heads(heads, kv_heads, head_dim, first(("v_head_dim",)) or head_dim)

@@ -15,7 +15,11 @@ CHILD = "fastmax"
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """The plain values that `configure` documents. They are written to config.json and read back."""
+    """The plain values that `configure` documents. They are written to config.json and read back.
+
+    >>> AttentionOptions(decay="gated").order
+    2
+    """
 
     order: int = 2
     normalize: bool | str = True
@@ -42,7 +46,7 @@ class AttentionOptions:
             raise ValueError("a layer with a window keeps softmax: learn_scale and decay are for layers without")
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: tuples become lists there, so they are lists here."""
+        """Return the options for JSON, with lists instead of tuples."""
         return {**asdict(self), "memory": list(self.memory)}
 
     @classmethod
@@ -50,16 +54,20 @@ class AttentionOptions:
         """Return the options of a dictionary. An unknown name raises ValueError: it would change the numbers."""
         unknown = sorted(set(values) - set(cls.__dataclass_fields__))
         if unknown:
-            raise ValueError(f"this version of fastmax does not know the options {', '.join(unknown)}")
+            raise ValueError(f"this version of fastmax has no options {', '.join(unknown)}")
         shortest, longest = values.get("memory", MEMORY)
         return cls(**{**values, "memory": (shortest, longest)})
 
 
 class AttentionParameters(nn.Module):
-    """The child `fastmax` of an attention module: its options, and the parameters that they ask for.
+    """The child `fastmax` of an attention module: its options, and the parameters that they add.
+
+        >>> names = configure(model, learn_scale=True)
+        >>> model.get_submodule(names[0]).fastmax.head_scale.shape
+        torch.Size([2])
 
     Attributes:
-        options: what `configure` was told for this module.
+        options: those that `configure` set for this module.
         head_scale: (Hq,), one scale per query head, if `learn_scale`; else None.
         gate: a `fastmax.nn.ForgetGate`, if `decay`; else None. It reads the token's values, (B, N, Hkv * Dv), which every
             cache of keys and values has for earlier tokens too, so that all ways to generate give the same tokens.
@@ -94,7 +102,7 @@ class AttentionParameters(nn.Module):
         )
 
     def log_decay(self, value: Tensor) -> Tensor | None:
-        """(B, Hkv, N, Dv) -> (B, Hkv, N) or (Hkv, 1), of every token alone."""
+        """Return the decay of every token alone, (B, Hkv, N, Dv) -> (B, Hkv, N) or (Hkv, 1)."""
         return None if self.gate is None else self.gate(value.transpose(1, 2).flatten(2))
 
     def extra_repr(self) -> str:
@@ -102,6 +110,11 @@ class AttentionParameters(nn.Module):
 
 
 def parameters_of(module: nn.Module) -> AttentionParameters | None:
-    """Those that `configure` gave to an attention module, if it did; also where PEFT has put a wrapper around them."""
+    """Return the parameters that `configure` gave to a module, also under a wrapper of PEFT, or None.
+
+    >>> names = configure(model, decay="gated")
+    >>> parameters_of(model.get_submodule(names[0])).options.decay
+    'gated'
+    """
     child: Any = getattr(module, CHILD, None)
     return child if isinstance(getattr(child, "options", None), AttentionOptions) else None

@@ -1,6 +1,6 @@
 """Entries of config.json that bring a Fastmax model back as Fastmax, and refuse it where fastmax is missing.
 
-`attn_implementation` is read by transformers itself. Without fastmax it does not know the name and raises. transformers
+`attn_implementation` is read by transformers itself. Without fastmax the name is unknown and raises. transformers
 does not write it, so `written_entries` adds it to a config while that is saved.
 
 `quantization_config` holds what `configure` set, layer by layer. It is transformers' one public way to change a model

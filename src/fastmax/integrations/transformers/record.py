@@ -1,4 +1,4 @@
-"""A recorder of the modules that call the attention function, and of what it did for each."""
+"""A recorder of the modules that call the attention function, with the result for each."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

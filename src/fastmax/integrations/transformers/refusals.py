@@ -13,7 +13,11 @@ SOFTMAX = 'load this model with attn_implementation="sdpa" or "eager"'
 
 
 class RefusedError(ValueError):
-    """Something was asked of Fastmax attention that it cannot honour."""
+    """An error for a request of a model that Fastmax attention cannot honour.
+
+    >>> issubclass(RefusedError, ValueError)
+    True
+    """
 
 
 def refuse(what: str, way_out: str) -> NoReturn:

@@ -16,6 +16,9 @@ NAMES = {"fastmax": 2, "fastmax1": 1}
 def register() -> None:
     """Register "fastmax" (order 2) and "fastmax1" (order 1) as values of `attn_implementation`. Later calls change nothing.
 
+        >>> register()
+        >>> model.set_attn_implementation("fastmax")
+
     Models that rotate positions into queries and keys get normalize="rms", others the paper's standardization. The scale is
     1 / sqrt(D), 1 / D for odd orders. `configure` sets all this and more, layer by layer.
 

@@ -17,6 +17,9 @@ from fastmax.integrations.transformers.refusals import RefusedError
 class Verification:
     """The attention modules of a model by name, grouped by what they did.
 
+        >>> len(verify(model, inputs).fastmax) == model.config.num_hidden_layers
+        True
+
     Attributes:
         fastmax: ran Fastmax.
         softmax: kept softmax, in a sliding window, with the reason.
@@ -36,7 +39,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """True if every attention layer ran, with Fastmax or, where it has a window, with softmax."""
+        """Return True if every attention layer ran, with Fastmax or, if it has a window, with softmax."""
         return bool(self.fastmax) and not (self.refused or self.unreached or self.ignored or self.multihead)
 
     def __str__(self) -> str:
@@ -54,6 +57,8 @@ class Verification:
 
 def verify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Verification:
     """Run `model(**inputs)` once, without gradients and in evaluation mode, and report which layers ran Fastmax.
+
+        >>> assert verify(model, inputs).ok
 
     A model in which no module uses transformers' attention interface is not run: it could fail by a mask that is not the one
     that it expects. Errors of the model itself pass through.

@@ -18,7 +18,7 @@ def windowed_softmax(
     window: int,
     cached: FastmaxLayer | None,
 ) -> Tensor:
-    """Each query sees the keys less than `window` tokens away, its own included; of a cache, the last tokens only.
+    """Attend to the keys less than `window` tokens away, the query's own included; of a cache, to the last tokens only.
 
     (B, Hq, Nq, D), (B, Hkv, Nk, D or Dv) -> (B, Hq, Nq, Dv). `keys`, (B, Nk), is True where a key counts.
     """

@@ -2,7 +2,7 @@
 
 Schedule: a program owns some rows of the state of one sequence and key head, keeps them in fp32 registers, and walks the chunks
 in order (REVERSE: from the last to the first). Before each chunk it stores what it has, in the dtype of the products. So the
-sum over a prefix costs no pass of its own, every number is added by one program in one order, and the bits are the same every
+sum over a prefix needs no separate pass, every number is added by one program in one order, and the bits are the same every
 time. There are three kinds of programs:
 
     pairs         G * B rows x_m x_l of one pair I >= J of blocks of B channels: row = pair * B * B + (m % B) * B + l % B
@@ -26,7 +26,9 @@ def accumulate(X, A, A1, F0, F1, FADE_SLOT, S, Z, S_IN, Z_IN, S_OUT, Z_OUT, CU, 
                COLUMN: tl.constexpr, B: tl.constexpr, G: tl.constexpr, BT: tl.constexpr,
                GROUPS: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr, DECAY: tl.constexpr,
                STORE: tl.constexpr, HAS_IN: tl.constexpr, HAS_OUT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """X (B, key_heads * GROUPS, tokens, D), A (.., DV), and A1 (..) in fp32, zeros where a token does not count. Chunk c of sequence i is slot CHUNKS[i] + c.
+    """Sum X (B, key_heads * GROUPS, tokens, D) times A (.., DV) and A1 (..), fp32, over the chunks of each sequence.
+
+    A and A1 are zeros where a token does not count. Chunk c of sequence i is slot CHUNKS[i] + c.
 
     STORE: S and Z get the sums of each slot. The sums start from S_IN, Z_IN (HAS_IN) and end in S_OUT, Z_OUT (HAS_OUT), one
     slot per sequence, in fp32.

@@ -1,10 +1,10 @@
 """The kernel `centre`: the mean of some keys, or of their values, about which the sums are taken.
 
-A state in bf16 of keys that are alike holds large numbers whose differences matter. Taken about c, with b = q . c,
+A state in bf16 of similar keys holds large numbers whose differences matter. Taken about c, with b = q . c,
 
     f(q . k) = f(b) + f'(b) q . (k - c) + (q . (k - c))^2 / 2        (order 2; order 1 has no last term)
 
-is exact for any c, and small where keys are alike. c is the mean of the first `count` tokens of a sequence, `stride` apart: a
+is exact for any c, and small where keys are similar. c is the mean of the first `count` tokens of a sequence, `stride` apart: a
 causal call takes no token of a later chunk, so that nothing of the future is in it, not even by rounding.
 
 Schedule: one program per sequence and key head, BT tokens at a time.
@@ -20,7 +20,7 @@ from fastmax.backends.triton.kernels.common import sequence, wide
 def centre(X, MASK, OUT, CU, tokens, start, length, count, key_heads, x_b, x_h, x_n,
            DR: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, SPREAD: tl.constexpr,
            PACKED: tl.constexpr, MASKED: tl.constexpr, DT: tl.constexpr):  # fmt: skip
-    """OUT (sequences, key_heads, D), fp32, of numbers that DT has. SPREAD: over the whole sequence, not its first tokens."""
+    """Write OUT (sequences, key_heads, D), fp32, of numbers that DT has. SPREAD: over the whole sequence, not its start."""
     i, h = tl.program_id(0) // key_heads, tl.program_id(0) % key_heads
     b, lo, n = sequence(CU, i, start, length, PACKED)
     stride = tl.maximum(n // count, 1) if SPREAD else 1

@@ -14,7 +14,7 @@ def centre_keys(K_HAT, V, MASK, FADE, CENTRE, CENTRE_V, K_STATE, V_STATE, LAST, 
                 tokens, start, length, per_sequence, v_b, v_h, v_n,
                 D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
                 DECAY: tl.constexpr):  # fmt: skip
-    """K_STATE (B, Hkv, N, D), V_STATE (.., DV) in the dtype of the products; LAST (B, Hkv, N), fp32, is the channel of ones."""
+    """Write K_STATE (B, Hkv, N, D), V_STATE (.., DV) in the dtype of products, and LAST (B, Hkv, N), fp32: the ones."""
     i, b, lo, n, t0 = tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT, PACKED)
     if t0 >= n:
         return

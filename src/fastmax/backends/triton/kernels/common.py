@@ -12,7 +12,7 @@ def wide(x):
 
 @triton.jit
 def sequence(CU, i, start, length, PACKED: tl.constexpr):
-    """Batch element, first token and number of tokens of sequence i, or of its span from `start` on."""
+    """Return batch element, first token and number of tokens of sequence i, or of its span from `start` on."""
     if PACKED:
         first = tl.load(CU + i)
         return 0, first, tl.load(CU + i + 1) - first
@@ -22,7 +22,7 @@ def sequence(CU, i, start, length, PACKED: tl.constexpr):
 
 @triton.jit
 def tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT: tl.constexpr, PACKED: tl.constexpr):
-    """Sequence (-1: this program has none), batch element, first token, number of tokens, and the first row of this program.
+    """Return sequence (-1 if there is none), batch element, first token, number of tokens, and first row of a program.
 
     Tiles of BT rows lie on axis 0 of the grid, sequence by sequence; a packed batch has an upper bound of them.
     """
@@ -74,7 +74,7 @@ def slot_of_rows(CHUNKS, i, t0, chunk, CAUSAL: tl.constexpr, REVERSE: tl.constex
 
 @triton.jit
 def seen(t0, chunk, n_y, BT: tl.constexpr, BS: tl.constexpr, CAUSAL: tl.constexpr, REVERSE: tl.constexpr):
-    """Columns that the rows from t0 on see densely: of their chunk those up to the diagonal (REVERSE: from it on); else all."""
+    """Return the columns that rows from t0 on see densely: all, or in their chunk up to the diagonal (REVERSE: from it)."""
     if not CAUSAL:
         return t0 * 0, n_y
     elif REVERSE:
@@ -85,7 +85,7 @@ def seen(t0, chunk, n_y, BT: tl.constexpr, BS: tl.constexpr, CAUSAL: tl.constexp
 
 @triton.jit
 def weight(s, ORDER: tl.constexpr):
-    """f(s) by Horner's rule: the dense form has it at any order."""
+    """Return f(s) by Horner's rule, at any order."""
     f = s * 0.0 + 1.0
     for degree in tl.static_range(ORDER, 0, -1):
         f = 1.0 + f * s * (1.0 / degree)
@@ -94,7 +94,7 @@ def weight(s, ORDER: tl.constexpr):
 
 @triton.jit
 def faded(HIGH, LOW, at, t, s, mt, ms, REVERSE: tl.constexpr):
-    """exp(c_t - c_s) of rows t and columns s (REVERSE: exp(c_s - c_t)); at most 1, also of pairs that causality hides.
+    """Return exp(c_t - c_s) of rows t and columns s (REVERSE: exp(c_s - c_t)), at most 1 even for pairs that causality hides.
 
     c is a sum over one chunk, in two floats: what is left of a difference of two large sums is exact.
     """
@@ -113,7 +113,7 @@ def split(x, DT: tl.constexpr):
 
 @triton.jit
 def normalize_rows(x, channels, DR: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr):
-    """x_hat of rows (BT, D) of which the `channels` count, and the factor of each row, as `fastmax.core` has it."""
+    """Return x_hat of rows (BT, D) of which `channels` count, and the factor of each row, as `fastmax.core` defines them."""
     if NORM == "none":
         return x, tl.sum(x, 1) * 0.0 + 1.0
     else:

@@ -14,7 +14,7 @@ from fastmax.backends.triton.kernels.common import normalize_rows, wide
 def normalize(X, MASK, HEAD_SCALE, OUT, tokens, heads, x_b, x_h, x_n, scale,
               DR: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
               MASKED: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
-    """OUT (B, H, N, D) from X (B, H, N, DR) of any strides but that of the channels; MASK (B, H, N), HEAD_SCALE (H,), fp32."""
+    """Write OUT (B, H, N, D) from X (B, H, N, DR), channels contiguous. MASK is (B, H, N), HEAD_SCALE (H,) in fp32."""
     tiles = tl.cdiv(tokens, BT)
     head = wide(tl.program_id(0) // tiles)
     t, d = (tl.program_id(0) % tiles) * BT + tl.arange(0, BT), tl.arange(0, D)

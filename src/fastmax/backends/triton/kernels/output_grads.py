@@ -17,7 +17,7 @@ def output_grads(O, G, DO, DG, Q_HAT, FADE, CENTRE, CENTRE_V, W, W1, W_STATE, W1
                  o_b, o_h, o_n, g_b, g_h, g_n, do_b, do_h, do_n, dg_b, dg_h, dg_n,
                  D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr, BT: tl.constexpr, GROUPS: tl.constexpr, PACKED: tl.constexpr,
                  HAS_DO: tl.constexpr, HAS_DG: tl.constexpr, STATE: tl.constexpr, DECAY: tl.constexpr):  # fmt: skip
-    """W, W_STATE (B, Hq, N, DV) in the dtype of the products, W1, W1_STATE (B, Hq, N) in fp32. W_STATE is W without DECAY."""
+    """Write W, W_STATE (B, Hq, N, DV) in the dtype of products; W1, W1_STATE (B, Hq, N), fp32. W_STATE is W without DECAY."""
     i, b, lo, n, t0 = tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT, PACKED)
     if t0 >= n:
         return

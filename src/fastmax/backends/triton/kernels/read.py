@@ -5,7 +5,7 @@
 
 Schedule: a program takes BT rows of one head. It loops over the pairs I >= J of blocks of B channels, U channels m of block I
 at a time. For each m the features x_m x_J are made in registers, and the product of BT x B of them with as many rows of the state
-is one step on the tensor cores. (x_m is a column of its own, not a tile with its neighbours, which would go through shared
+is one step on the tensor cores. (x_m is a separate column, not a tile with its neighbours, which would go through shared
 memory.) With a single block x_J is loaded once. Then it loops over the columns it sees, BS at a time.
 
 The sums are about the centre c of the keys. With b = q . c queries multiply them by f(b), f'(b) and 1, by degree; keys read with
@@ -39,7 +39,7 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
          BT: tl.constexpr, BS: tl.constexpr, GROUPS: tl.constexpr, CAUSAL: tl.constexpr, REVERSE: tl.constexpr,
          FORWARD: tl.constexpr, STATE: tl.constexpr, DENSE: tl.constexpr, HAS_IN: tl.constexpr, PACKED: tl.constexpr,
          MASKED: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """X (B, rows' heads, tokens, D), Y (B, columns' heads, tokens_y, D); A, A1 are the columns' values and their last channel."""
+    """Read for X (B, row heads, tokens, D) and Y (B, column heads, tokens_y, D); A, A1: the columns' values, last channel."""
     PAIRS: tl.constexpr = ROWS - D
     DT: tl.constexpr = X.dtype.element_ty
     i, b, lo, n, t0 = tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT, PACKED)

@@ -53,7 +53,7 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
              REVERSE: tl.constexpr, QUERIES: tl.constexpr, STATE: tl.constexpr, DENSE: tl.constexpr,
              HAS_IN: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, DECAY: tl.constexpr,
              SCALED: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """X, Y as in `read`; A, A1 are the rows' values and their last channel, A_Y, A1_Y those of the columns.
+    """Differentiate `read`, with its X and Y; A, A1 are the rows' values and last channel, A_Y, A1_Y those of the columns.
 
     X_STATE, A_STATE, A1_STATE are those of the rows as the state has them: of keys centred, and faded.
     """
