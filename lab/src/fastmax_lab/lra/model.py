@@ -13,7 +13,7 @@ from fastmax_lab.baselines import Options
 from fastmax_lab.baselines.interface import Attention
 from fastmax_lab.baselines.registry import attention
 from fastmax_lab.lra.config import ModelPreset
-from fastmax_lab.lra.dropout import Dropout
+from fastmax_lab.lra.layers import Dropout, Linear
 from fastmax_lab.lra.quirks import Quirks
 from fastmax_lab.lra.tasks import Task
 
@@ -29,8 +29,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = preset.heads
         self.inner = inner
-        self.project = nn.Linear(preset.dim, preset.qkv * (2 if inner.shares_keys else 3))
-        self.out = nn.Linear(preset.qkv, preset.dim)
+        self.project = Linear(preset.dim, preset.qkv * (2 if inner.shares_keys else 3))
+        self.out = Linear(preset.qkv, preset.dim)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         parts = self.project(x).chunk(2 if self.inner.shares_keys else 3, -1)
@@ -52,10 +52,10 @@ class Block(nn.Module):
         self.dropout = Dropout(preset.dropout)
         self.mlp = nn.Sequential(
             nn.LayerNorm(preset.dim),
-            nn.Linear(preset.dim, preset.mlp),
+            Linear(preset.dim, preset.mlp),
             nn.GELU(),
             Dropout(preset.dropout),
-            nn.Linear(preset.mlp, preset.dim),
+            Linear(preset.mlp, preset.dim),
             Dropout(preset.dropout),
         )
 

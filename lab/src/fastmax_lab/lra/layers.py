@@ -1,10 +1,27 @@
-"""Dropout of activations that is quick on the CPU, where torch's own takes a quarter of a training step."""
+"""Linear layers and dropout of the encoder that are quick on the CPU, where torch's own take most of a training step."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import conv2d, dropout
+
+PARTS = 16
+"""As many images as torch needs to give a convolution of one pixel to oneDNN."""
+MIN_ROWS = 8192
+"""With fewer, preparing oneDNN for a new shape takes longer than it saves."""
+
+
+class Linear(nn.Linear):
+    """nn.Linear. On the CPU a convolution of one pixel, by oneDNN: in fp32 2.2 times as fast as MKL's product on AMD."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[:-1].numel()
+        if x.device.type != "cpu" or x.dtype != torch.float32 or rows < MIN_ROWS or rows % PARTS:
+            return super().forward(x)
+        images = x.reshape(PARTS, 1, rows // PARTS, -1).permute(0, 3, 1, 2)
+        y = conv2d(images, self.weight[:, :, None, None], self.bias)
+        return y.permute(0, 2, 3, 1).reshape(*x.shape[:-1], -1)
 
 
 class Dropout(nn.Module):
