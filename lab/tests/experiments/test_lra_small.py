@@ -29,11 +29,3 @@ def test_whole_trainings_follow_at_the_best_rate() -> None:
     assert [(run["attention"], run["lr"], run["seed"]) for run in whole] == [
         ("softmax", 2e-3, seed) for seed in lra_small.SEEDS
     ]
-
-
-def test_the_main_attentions_are_trained_before_the_others_are_tuned() -> None:
-    main, others = list(lra_small.ATTENTIONS)[: lra_small.MAIN], list(lra_small.ATTENTIONS)[lra_small.MAIN :]
-    found = [tuned(name, lr, 0.2) for name in main for lr in lra_small.RATES]
-    items = [(item.settings["attention"], item.settings["steps"]) for item in lra_small.items("cpu", found)]
-    first = items.index((others[0], lra_small.TUNING.steps))
-    assert [name for name, steps in items[:first] if steps == lra_small.WHOLE.steps] == main

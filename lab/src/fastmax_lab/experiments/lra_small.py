@@ -21,8 +21,6 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("linear", "informer", "performer", "reformer")},
 }
 """In the order of their trainings."""
-MAIN = 4
-"""How many of them are trained whole with the first seed before the others are tuned."""
 _EPOCH = 45_000 // 32
 WHOLE = TaskBudget(batch=32, steps=10 * _EPOCH, length=256, looks=10, evaluated=None, cost=0.09)
 TUNING = replace(WHOLE, steps=_EPOCH // 2, looks=1, evaluated=5000)
@@ -43,17 +41,15 @@ def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
     """Return the tuning runs and, for tuned attentions, a whole training per seed at the best rate."""
     if budget == "quick":
         return []
-    rates, result = best_rates(found), []
-    names = list(ATTENTIONS)
-    for group in (names[:MAIN], names[MAIN:]):
-        result += [item(name, 0, replace(TUNING, lr=lr), "tuning") for name in group for lr in RATES]
-        result += _whole(SEEDS[0], group, rates)
-    return result + [one for seed in SEEDS[1:] for one in _whole(seed, names, rates)]
-
-
-def _whole(seed: int, names: Sequence[str], rates: dict[str, float]) -> list[Item]:
-    """Return the whole trainings of one seed, of the attentions whose rates are tuned."""
-    return [item(name, seed, replace(WHOLE, lr=rates[name]), "whole") for name in names if name in rates]
+    rates = best_rates(found)
+    result = [item(name, 0, replace(TUNING, lr=lr), "tuning") for name in ATTENTIONS for lr in RATES]
+    result += [
+        item(name, seed, replace(WHOLE, lr=rates[name]), "whole")
+        for seed in SEEDS
+        for name in ATTENTIONS
+        if name in rates
+    ]
+    return result
 
 
 def item(name: str, seed: int, budget: TaskBudget, kind: str) -> Item:
