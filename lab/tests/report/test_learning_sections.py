@@ -43,13 +43,13 @@ def trained(name: str, seed: int, data: str, *, keys: float, loss: float, score:
 
 
 def maps_of(
-    data: str, *, keys: float = 0.5, loss: float = 0.2, names: tuple[str, ...] = ("softmax", PAPER), seeds: int = 3
+    data: str, *, keys: float = 0.5, loss: float = 0.1, names: tuple[str, ...] = ("softmax", PAPER), seeds: int = 3
 ) -> list[Measurement]:
     """Softmax spreads over 0.3 of the keys; the loss is of Fastmax2."""
     return [
         trained(
             name, seed, data, keys=(0.3 if name == "softmax" else keys) + JITTER[seed] * (name != "softmax"),
-            loss=0.1 if name == "softmax" else loss, score=0.9,
+            loss=0.1 if name == "softmax" else loss + JITTER[seed], score=0.9,
         )
         for name in names for seed in range(seeds)
     ]  # fmt: skip
@@ -79,12 +79,16 @@ def test_locality_is_judged_by_the_paper_s_scale() -> None:
 
 @pytest.mark.parametrize(
     ("mnist", "shakespeare", "verdict"),
-    [(0.2, 2.0, AGREES), (2.2, 2.0, PARTLY), (0.2, 2.1, PARTLY), (1.15, 2.08, AGREES), (2.2, 4.0, PARTLY)],
+    [(0.1, 0.1, AGREES), (0.111, 0.05, AGREES), (0.112, 0.1, PARTLY), (0.1, 0.2, PARTLY), (0.112, 0.2, DIFFERS)],
 )
 def test_what_converges(mnist: float, shakespeare: float, verdict: str) -> None:
-    """At most half the loss of a guess, ln 10 / 2 and ln 65 / 2, whatever the gap to softmax is."""
+    """At most two standard errors, 2 * 0.01 / √3, above softmax, however far below a guess."""
     measurements = maps_of("mnist", loss=mnist) + maps_of("shakespeare", loss=shakespeare)
     assert maps.learns_claim(measurements).verdict == verdict
+
+
+def test_a_single_seed_does_not_show_what_converges() -> None:
+    assert maps.learns_claim(maps_of("mnist", seeds=1) + maps_of("shakespeare", seeds=1)).verdict == OPEN
 
 
 @pytest.mark.parametrize("claim", [maps.local_claim, maps.learns_claim])
