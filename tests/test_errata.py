@@ -339,6 +339,28 @@ def test_the_backward_pass_keeps_order_n_d_for_every_order(order: int, is_causal
     assert sum(saved) == N * (2 * D + 2 * Dv + 1)
 
 
+# 10. the released code
+
+
+@pytest.mark.parametrize("form", ["dense", "factorized", "auto"])
+def test_the_released_normalization_leaks_the_future(form: str) -> None:
+    """One later token with a larger norm changes what earlier ones see. Every score is at most 1."""
+    q, k, v = randn(200, 4), randn(200, 4), randn(200, 3)
+    later = k.clone()
+    later[-1] *= 100
+
+    def released(x: Tensor) -> Tensor:
+        return x / x.norm(dim=-1).max()
+
+    assert (released(q) @ released(k).mT).abs().max() <= 1
+    before, after = (
+        attend(released(q), released(keys), v, form, is_causal=True, normalize=False)[:-1] for keys in (k, later)
+    )
+    assert (before - after).abs().max() > 0.02
+    before, after = (attend(q, keys, v, form, is_causal=True)[:-1] for keys in (k, later))
+    assert torch.equal(before, after)
+
+
 def test_the_page_names_the_tests_that_are_here() -> None:
     page = Path(__file__).parents[1].joinpath("docs", "errata.md").read_text(encoding="utf-8")
     here = {name for name in globals() if name.startswith("test_")} - {"test_the_page_names_the_tests_that_are_here"}

@@ -10,7 +10,7 @@ from torch.nn.functional import elu, normalize
 from fastmax import reference_attention
 from fastmax.core import normalized
 from fastmax_lab.baselines import Options
-from fastmax_lab.baselines.fastmax import Fastmax
+from fastmax_lab.baselines.fastmax import Fastmax, Released
 from fastmax_lab.baselines.informer import Informer, count
 from fastmax_lab.baselines.linear import Linear
 from fastmax_lab.baselines.performer import Performer, log_features, orthogonal_gaussian
@@ -52,6 +52,15 @@ def test_a_learned_scale_has_a_gradient_per_head() -> None:
     assert layer.head_scale.grad.abs().min() > 0
     with pytest.raises(ValueError, match="scale must be one of paper, sqrt, learned, got 'big'"):
         Fastmax(head_dim=8, num_heads=3, scale="big")
+
+
+def test_the_released_fastmax_divides_by_the_largest_norm() -> None:
+    q, k, v = qkv()
+    largest = [x.norm(dim=-1).amax(-1)[..., None, None] for x in (q, k)]
+    s = (q / largest[0]) @ (k / largest[1]).mT
+    assert s.abs().max() <= 1
+    weights = 1 + s + s**2 / 2
+    torch.testing.assert_close(Released()(q, k, v), weights @ v / weights.sum(-1, keepdim=True))
 
 
 def test_linear_equals_its_quadratic_form() -> None:

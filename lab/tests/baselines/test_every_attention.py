@@ -114,7 +114,7 @@ def test_evaluation_repeats_itself(name: str) -> None:
     assert torch.equal(layer(q, k, v), layer(q, k, v))
 
 
-@pytest.mark.parametrize("name", ["softmax", "vanilla", "fastmax1", "fastmax2", "reformer", "informer"])
+@pytest.mark.parametrize("name", ["softmax", "vanilla", "fastmax1", "fastmax2", "released", "reformer", "informer"])
 def test_dropout_acts_in_training_only(name: str) -> None:
     q, k, v = inputs(1, 33)
     layer = made(name, dropout=0.5, dropout_mode="standard")

@@ -1,4 +1,5 @@
-"""Fastmax of any order, with the scale that the paper has, that of a softmax layer, or one learned per head."""
+"""Fastmax of any order, with the scale that the paper has, that of a softmax layer, or one learned per head; and Fastmax2
+as in the authors' released code."""
 
 from typing import Any
 
@@ -12,7 +13,7 @@ from fastmax.nn import ForgetGate
 from fastmax.nn.options import layer_scale
 from fastmax.nn.sharded import SharesSequence
 from fastmax_lab.baselines import DECAYS, SCALES
-from fastmax_lab.baselines.interface import Attention, per_key
+from fastmax_lab.baselines.interface import Attention, per_key, without_padding
 
 MEMORY = (2.0, 7.0)
 """Where decays start, as in `FastmaxAttention`: on small images these beat no decay by five points."""
@@ -64,12 +65,49 @@ class Fastmax(Attention, SharesSequence):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, log_decay: Tensor | None = None
     ) -> Tensor:
-        dropped: dict[str, Any] = {}
-        if self.training and self.dropout > 0:
-            dropped = {"dropout_p": self.dropout, "dropout_mode": self.dropout_mode}
         scale = self.scale if self.head_scale is None else self.head_scale
         attend = fastmax_attention if self.sequence is None else self.sequence.attend
         o: Tensor = attend(
-            q, k, v, per_key(mask), order=self.order, scale=scale, backend=self.backend, log_decay=log_decay, **dropped
+            q,
+            k,
+            v,
+            per_key(mask),
+            order=self.order,
+            scale=scale,
+            backend=self.backend,
+            log_decay=log_decay,
+            **_dropout(self),
         )
         return o
+
+
+class Released(Attention):
+    """Fastmax2 as in the authors' released code: q and k are not standardized but divided by their largest norm.
+
+    The largest is that over the tokens of a sequence and head, so with a causal mask the future would decide it. Every
+    score is at most 1 in absolute value.
+    """
+
+    def __init__(self, *, dropout: float = 0.0, dropout_mode: str = "quadratic") -> None:
+        super().__init__()
+        validation.dropout_mode(dropout_mode)
+        self.dropout = dropout
+        self.dropout_mode = dropout_mode
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k = (over_largest_norm(x) for x in without_padding(mask, q, k))
+        o: Tensor = fastmax_attention(q, k, v, per_key(mask), order=2, scale=1.0, normalize=False, **_dropout(self))
+        return o
+
+
+def over_largest_norm(x: Tensor) -> Tensor:
+    """(..., N, D): divide by the largest norm of the N tokens. Zeros stay zeros."""
+    largest = x.square().sum(-1, keepdim=True).amax(-2, keepdim=True)
+    return x * largest.clamp(min=torch.finfo(x.dtype).tiny).rsqrt()
+
+
+def _dropout(layer: Fastmax | Released) -> dict[str, Any]:
+    """Return the dropout of a call, in training."""
+    if not layer.training or layer.dropout == 0:
+        return {}
+    return {"dropout_p": layer.dropout, "dropout_mode": layer.dropout_mode}

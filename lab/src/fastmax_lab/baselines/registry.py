@@ -2,7 +2,7 @@
 
 from fastmax.nn import ForgetGate
 from fastmax_lab.baselines import NAMES, Options
-from fastmax_lab.baselines.fastmax import MEMORY, Fastmax
+from fastmax_lab.baselines.fastmax import MEMORY, Fastmax, Released
 from fastmax_lab.baselines.informer import Informer
 from fastmax_lab.baselines.interface import Attention
 from fastmax_lab.baselines.linear import Linear
@@ -46,6 +46,8 @@ def attention(
             chunk=o.reformer_chunk,
             dropout=o.dropout,
         )
+    if name == "released":
+        return Released(dropout=o.dropout, dropout_mode=o.dropout_mode)
     if name in NAMES:
         return Fastmax(
             head_dim=head_dim,

@@ -20,11 +20,12 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     "fastmax2": {},
     "fastmax2, paper's scale": {"attention": "fastmax2", "scale": "paper"},
     "fastmax2, learned scale": {"attention": "fastmax2", "scale": "learned"},
+    "fastmax2, as released": {"attention": "released"},
     "fastmax4": {},
     "fastmax2, decay": {"attention": "fastmax2", "decay": "learned"},
     "fastmax2, gated": {"attention": "fastmax2", "decay": "gated"},
 }
-"""As in `fastmax_lab.experiments.training`, of which these are the counterparts without causality."""
+"""As in `fastmax_lab.experiments.training`, of which these are the counterparts without causality, and the authors' code."""
 QUICK = ("softmax", "fastmax2", "fastmax2, gated")
 CPU = {
     "image": TaskBudget(batch=32, steps=1500, length=64, looks=3, cost=0.03),

@@ -13,6 +13,7 @@ MEANINGS = {
     ),
     "fastmax2, paper's scale": "Fastmax of order 2 with scale 1, as equation 8 of the paper has it",
     "fastmax2, learned scale": "Fastmax of order 2 with one learned scale per head",
+    "fastmax2, as released": "Fastmax of order 2 as in its authors' code: queries and keys are divided by their largest norm",
     "fastmax4": "Fastmax of order 4, with scale 1/√D",
     "…, decay": "with one learned rate of forgetting per head: ours, not in the paper",
     "…, gated": "with a forget gate, which each token sets anew: ours, not in the paper",
