@@ -28,7 +28,7 @@ class Reproduce(Threads, Data, Command):
     stopped = "stopped; run it again to go on"
 
     budget: Annotated[str, choice(BUDGETS)] = "quick"
-    """Minutes without data, hours with real data, or the paper's scale, for GPUs."""
+    """Minutes without data, hours with real data, or the steps of the public harnesses, for GPUs."""
     only: tuple[Annotated[str, choice(EXPERIMENTS)], ...] = EXPERIMENTS
     """The experiments to run."""
     out: Annotated[Path | None, NEW_FOLDER] = None

@@ -7,7 +7,7 @@ from fastmax_lab.lra.config import ModelPreset, Preset, TrainPreset
 
 
 def skyformer(*, lr: float, warmup: int, batch: int, vocabulary: int = 512) -> Preset:
-    """The harness of the paper: 2 layers, width 64, 2 heads of 32, mean pooling, 50,000 steps."""
+    """The harness whose softmax row the paper has: 2 layers, width 64, 2 heads of 32, mean pooling, 50,000 steps."""
     return Preset(ModelPreset(vocabulary=vocabulary), TrainPreset(lr, warmup, batch, steps=50_000))
 
 
