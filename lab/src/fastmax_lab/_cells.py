@@ -35,13 +35,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of a measurement of this cell."""
+        """Return the name of a measurement of this cell."""
         shape = (self.dtype, self.tokens, f"d{self.head_dim}", f"order{self.order}", f"{self.heads}-heads")
         return slug(*shape, mask(self.is_causal), passes(self.backward))
 
     @property
     def factorized_flops(self) -> float:
-        """4 N F (Dv + 1) per head, and N C (D + Dv) for the dense part inside causal chunks of C tokens."""
+        """Return 4 N F (Dv + 1) per head, and N C (D + Dv) for the dense part inside causal chunks of C tokens."""
         per_token = 4.0 * feature_count(self.head_dim, self.order) * (self.head_dim + 1)
         if self.is_causal:
             chunk = kernel_chunk(self.head_dim, self.order, is_causal=True)
@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def dense_flops(self) -> float:
-        """2 N^2 (D + Dv) per head, half of it if causal."""
+        """Return 2 N^2 (D + Dv) per head, half of it if causal."""
         dense = 4.0 * self.tokens**2 * self.head_dim * self.heads * (3.5 if self.backward else 1)
         return dense / 2 if self.is_causal else dense
 

@@ -42,7 +42,7 @@ def waiting(what: str) -> Iterator[None]:
 class Progress:
     """A bar or lines: `with Progress(total) as bar: bar.step("the next piece")`.
 
-    `total` may change meanwhile. Work that is not counted in pieces, such as seconds, is shown as a share
+    `total` may change in between. Work that is not counted in pieces, such as seconds, is shown as a share
     (`counted=False`).
     """
 
@@ -77,7 +77,7 @@ class Progress:
         self.show(self.done + 1, label)
 
     def show(self, done: float, label: str) -> None:
-        """Show that so many pieces are done."""
+        """Show the number of pieces that are done."""
         self.done, self.label = done, label
         now = time.monotonic()
         if self._bar is not None:
@@ -126,6 +126,6 @@ def _rich_bar(stream: TextIO, *, counted: bool) -> "rich.progress.Progress":
         console=Console(file=stream),
         transient=True,
         auto_refresh=False,
-        redirect_stdout=sys.stdout.isatty(),  # what is printed meanwhile goes above the bar, unless it goes to a file
+        redirect_stdout=sys.stdout.isatty(),  # other output goes above the bar, unless it goes to a file
         speed_estimate_period=SPEED_OVER,
     )

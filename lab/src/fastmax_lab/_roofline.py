@@ -30,12 +30,12 @@ def known(name: str) -> Gpu | None:
 
 
 def flops(cell: Cell) -> float:
-    """Of the cheaper exact form: what is useful, however a kernel gets it."""
+    """Return the flops of the cheaper exact form, the useful work of any kernel."""
     return min(cell.dense_flops, cell.factorized_flops)
 
 
 def moved(cell: Cell) -> float:
-    """Bytes of q, k, v and o, and in the backward pass once more with as many gradients."""
+    """Return the bytes of q, k, v and o; in the backward pass those again with as many gradients."""
     size = 2 if cell.dtype == "bfloat16" else 4
     return (4 if not cell.backward else 12) * cell.tokens * cell.heads * cell.head_dim * size
 

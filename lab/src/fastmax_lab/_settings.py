@@ -1,4 +1,4 @@
-"""What a setting may be: rules written beside the type of a dataclass field, and one function that checks them."""
+"""The rules for settings, written beside the type of a dataclass field, and one function that checks them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields

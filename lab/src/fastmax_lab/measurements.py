@@ -20,7 +20,7 @@ MACHINE_FACTS = ("processor", "cores", "torch")
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured under a name, with which settings, by which command and on which machine.
+    """A result under a name, with its settings, command and machine.
 
     `settings` are all that decides `values`; both are plain JSON. `seconds` are those spent on the measurement, over
     every process that worked on it, or None where they were not counted.
@@ -71,7 +71,7 @@ def append(path: Path, measurement: Measurement) -> None:
     """Add a record at the end of a file; an earlier one of the same name gives way to it.
 
     The file is replaced in one step, so readers never see half a line. Several processes may append to files of one
-    folder: the folder is locked meanwhile.
+    folder: the folder is locked.
 
     Raises:
         ValueError: a number is not finite, which JSON cannot hold. Nothing is written.

@@ -12,7 +12,7 @@ EVALUATION_SEED = 0
 
 
 class Informer(Attention):
-    """Algorithm 1 of the paper: a random sample of keys tells which queries are far from uniform attention.
+    """Algorithm 1 of the paper: a random sample of keys shows which queries are far from uniform attention.
 
     Of n real tokens, factor * ln n keys are sampled and as many queries are active. In training the sample is drawn from
     torch's generator, in evaluation it is always the same. It depends on positions only, not on the amount of padding.
@@ -41,7 +41,7 @@ class Informer(Attention):
         return mean.expand(v.shape).scatter(2, rows.expand(active.shape), active)
 
     def _spread(self, q: Tensor, k: Tensor, mask: Tensor | None, used: Tensor) -> Tensor:
-        """(B, H, N): the highest less the mean score over the sampled keys, equation 4; lowest for padding."""
+        """Return the highest less the mean score over the sampled keys, equation 4, (B, H, N); lowest for padding."""
         keys = k.take_along_dim(self._sample(q, mask, used.shape[-1])[:, None, :, None], 2)
         scores = q @ keys.mT / sqrt(q.shape[-1])
         used = used.unsqueeze(2)
@@ -50,7 +50,7 @@ class Informer(Attention):
         return spread if mask is None else spread.masked_fill(~mask[:, None], -torch.inf)
 
     def _sample(self, q: Tensor, mask: Tensor | None, keys: int) -> Tensor:
-        """(B, keys): positions in random order, the real ones first."""
+        """Return positions in random order, the real ones first, (B, keys)."""
         if self.training:
             order = torch.rand(self.max_length, device=q.device)
         else:

@@ -19,7 +19,7 @@ class Attention(nn.Module, ABC):
     """Whether keys are made of the queries, so that a model needs no projection for them; `k` is then not looked at."""
 
     gate: ForgetGate | None
-    """Of an attention that forgets: a model gives it the input of the layer, and `forward` its result, as `log_decay`."""
+    """The gate of an attention that forgets: `log_decay` of `forward` is its result on the input of the layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,17 +30,17 @@ class Attention(nn.Module, ABC):
 
 
 def without_padding(mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """(B, H, N, D) each, with zeros in the place of padding."""
+    """Return (B, H, N, D) each, with zeros instead of padding."""
     return tensors if mask is None else tuple(torch.where(mask[:, None, :, None], x, 0) for x in tensors)
 
 
 def per_key(mask: Tensor | None) -> Tensor | None:
-    """(B, N) -> (B, 1, 1, N), to broadcast over scores."""
+    """Reshape (B, N) to (B, 1, 1, N), to broadcast over scores."""
     return None if mask is None else mask[:, None, None, :]
 
 
 def real_tokens(mask: Tensor | None, like: Tensor) -> Tensor:
-    """(B,): how many tokens of `like`, (B, H, N, D), are real."""
+    """Return how many tokens of `like`, (B, H, N, D), are real, (B,)."""
     if mask is None:
         return torch.full((like.shape[0],), like.shape[2], device=like.device)
     return mask.sum(-1)

@@ -20,7 +20,7 @@ def feature_map(x: Tensor) -> Tensor:
 
 
 def kernel_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
-    """Attention whose similarity is phi(q) . phi(k) >= 0, keys summed first; zeros where that is 0 for every key."""
+    """Attend with the similarity phi(q) . phi(k) >= 0, keys summed first; zeros where that is 0 for every key."""
     numerator = phi_q @ (phi_k.mT @ v)
     denominator = phi_q @ phi_k.sum(-2).unsqueeze(-1)
     return numerator / denominator.masked_fill(denominator == 0, 1)

@@ -35,7 +35,7 @@ class Performer(Attention):
 
 
 def log_features(x: Tensor, projection: Tensor) -> Tensor:
-    """(..., N, D) -> (..., N, F), the logarithms of features: phi(q) . phi(k) estimates exp(q . k / sqrt(D)).
+    """Return logarithms of features, (..., N, D) -> (..., N, F): phi(q) . phi(k) estimates exp(q . k / sqrt(D)).
 
     Without bias, by lemma 1 of the paper: exp(x . y) = E[exp(w . x - |x|^2 / 2) exp(w . y - |y|^2 / 2)] for w ~ N(0, I).
     """
@@ -45,7 +45,7 @@ def log_features(x: Tensor, projection: Tensor) -> Tensor:
 
 
 def orthogonal_gaussian(rows: int, columns: int) -> Tensor:
-    """Rows that are each N(0, I), and orthogonal within blocks of `columns`."""
+    """Draw rows that are each N(0, I), and orthogonal within blocks of `columns`."""
     blocks = []
     for start in range(0, rows, columns):
         q, r = torch.linalg.qr(torch.randn(columns, columns))

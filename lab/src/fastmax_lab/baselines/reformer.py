@@ -19,7 +19,7 @@ class Reformer(Attention):
 
     A round of hashing sorts the tokens by bucket (argmax of [xR, -xR]) and cuts them into chunks; a token attends to the
     tokens of its bucket in its own chunk and the one before. Rounds are joined by their normalizers, and a pair that meets
-    in several rounds counts once (the N_ij of the paper). Padding is sorted last, so it fills chunks of its own.
+    in several rounds counts once (the N_ij of the paper). Padding is sorted last, so it fills separate chunks.
 
     The number of buckets follows from `max_length`, not from a batch. Rotations are drawn from torch's generator in training
     and are always the same in evaluation.
@@ -88,7 +88,7 @@ class Reformer(Attention):
         return (weights @ values).flatten(3, 4), normalizer.flatten(3)
 
     def _bucket(self, q: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, H, R, N); padding has a bucket of its own, the last."""
+        """Return buckets, (B, H, R, N); padding is alone in the last one."""
         if self.training:
             rotations = torch.randn(self.rotations_shape, device=q.device, dtype=q.dtype)
         else:
@@ -115,6 +115,6 @@ def _whole_chunks(q: Tensor, v: Tensor, mask: Tensor | None, chunk: int) -> tupl
 
 
 def _with_previous(x: Tensor, fill: int) -> Tensor:
-    """(..., chunks, chunk, D) -> (..., chunks, 2 * chunk, D): the chunk before, then the chunk; before the first, `fill`."""
+    """Prepend the chunk before to each chunk, (..., chunks, chunk, D) -> (..., chunks, 2 * chunk, D); first `fill`."""
     before = pad(x, (0, 0, 0, 0, 1, 0), value=fill)[..., :-1, :, :]
     return torch.cat((before, x), -2)

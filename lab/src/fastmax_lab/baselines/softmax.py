@@ -12,7 +12,7 @@ from fastmax_lab.baselines.interface import Attention, per_key, without_padding
 
 
 class Softmax(Attention):
-    """F.scaled_dot_product_attention, in whatever form it is fastest on the device.
+    """F.scaled_dot_product_attention in its fastest form on the device.
 
     Args:
         standardized: whether queries and keys are standardized, as Fastmax has them.
@@ -52,7 +52,7 @@ class Vanilla(Attention):
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, log_decay: Tensor | None = None
 ) -> Tensor:
-    """Softmax attention of any number of queries, by the fused kernel; zeros where every key is padding."""
+    """Compute softmax attention of any number of queries by the fused kernel; zeros where every key is padding."""
     k, v = without_padding(mask, k, v)
     return scaled_dot_product_attention(q, k, v, _bias(q, per_key(mask), log_decay), dropout_p)
 

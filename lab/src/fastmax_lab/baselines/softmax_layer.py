@@ -24,7 +24,7 @@ def gated_softmax(
     dropout_p: float = 0.0,
     **_: Any,
 ) -> Tensor:
-    """Weights exp(s) in the place of f(s), in O(N^2); causal, and without a mask."""
+    """Attend with weights exp(s) instead of f(s), in O(N^2); causal, and without a mask."""
     assert mask is None
     assert is_causal
     if normalize:
@@ -50,7 +50,7 @@ def gated_softmax_matrix(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: b
 
 
 class SoftmaxAttention(FastmaxAttention):
-    """FastmaxAttention with exp in the place of the polynomial; for training, causal."""
+    """FastmaxAttention with exp instead of the polynomial; for training, causal."""
 
     _attend = staticmethod(gated_softmax)
     _matrix = staticmethod(gated_softmax_matrix)

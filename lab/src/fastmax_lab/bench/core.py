@@ -1,4 +1,4 @@
-"""`fastmax-lab bench core`: is it linear in time and memory, and how far is it from the paper's literal form?"""
+"""`fastmax-lab bench core`: growth of time and memory with N, and the ratio to the paper's literal form."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ LITERAL = {"tokens": 4096, "head_dim": 32, "heads": 1}
 
 
 def run(record: Recorder, quick: bool) -> None:
-    """Record peak memory, times, and times of the literal form; `measured` in the settings says which."""
+    """Record peak memory, times, and times of the literal form; the setting `measured` selects."""
     memory_tokens = MEMORY_TOKENS[:3] if quick else MEMORY_TOKENS
     time_tokens = TIME_TOKENS[:3] if quick else TIME_TOKENS
     with Progress(len(BACKENDS) * (len(memory_tokens) + 2) + 2) as bar:
@@ -44,7 +44,7 @@ def run(record: Recorder, quick: bool) -> None:
 
 
 def _time(record: Recorder, backend: str, lengths: list[int], is_causal: bool, rounds: int) -> None:
-    """All lengths in turns, so that a slow minute of the machine is not one length's alone."""
+    """Time all lengths in turns, so that a slow minute of the machine affects more than one length."""
     contestants: dict[tuple[int, str], Callable[[], object]] = {}
     for tokens in lengths:
         contestants |= {(tokens, name): call for name, call in _passes(backend, tokens, is_causal).items()}

@@ -20,11 +20,11 @@ CELLS = [(1, 1 << n) for n in (8, 9, 10, 11, 12, 14, 18, 20)] + [
 """Sequences and context: one sequence from short to long, several where a cache of as many still fits the memory."""
 QUICK = [(1, 1 << 10), (1, 1 << 12), (1, 1 << 14), (8, 1 << 10)]
 PREFILL = 1 << 12
-"""The state of a longer context is made by adding that of so many tokens to itself."""
+"""The state of a longer context is made by adding that of this many tokens to itself."""
 
 
 def run(record: Recorder, quick: bool) -> None:
-    """Record one step at every context, all of one batch in turns."""
+    """Time one step at every context, all of one batch in turns."""
     cells = QUICK if quick else CELLS
     batches = sorted({batch for batch, _ in cells})
     with Progress(len(cells) + len(batches)) as bar, torch.inference_mode():

@@ -1,6 +1,6 @@
 """`fastmax-lab bench distributed`: bytes and time of a sequence over 1, 2 and 4 processes, and the cost model beside them.
 
-The processes share the cores of one machine, so their times say how much work there is, not how fast many machines are.
+The processes share the cores of one machine, so their times measure the work, not the speed of many machines.
 """
 
 import json
@@ -35,7 +35,7 @@ ON_PAPER = "on-paper"
 
 
 def run(record: Recorder, quick: bool) -> None:
-    """Record causal, order 2, fp32, forward + backward; tokens of all processes together."""
+    """Time causal attention of order 2, fp32, forward + backward; tokens of all processes together."""
     rounds = 3 if quick else 7
     with Progress(len(WORLDS)) as bar:
         for world in WORLDS:
@@ -49,14 +49,14 @@ def run(record: Recorder, quick: bool) -> None:
 
 
 def _measured(world: int, tokens: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
-    """In processes of their own: one that dies is an error, not a wait."""
+    """Measure in separate processes. One that dies is an error, not a wait."""
     with tempfile.TemporaryDirectory() as folder:
         with _deaf_children():
             processes = spawn(_rank, (world, folder, tokens, rounds), nprocs=world, join=False)  # type: ignore[no-untyped-call]
         try:
             while not processes.join():
                 pass
-        finally:  # Ctrl-C is for this process, which then ends the others
+        finally:  # Ctrl-C is for this process, which then ends its children
             for process in processes.processes:
                 process.kill()
         found: list[dict[str, Any]] = json.loads((Path(folder) / RESULT).read_text())
@@ -65,7 +65,7 @@ def _measured(world: int, tokens: tuple[int, ...], rounds: int) -> list[dict[str
 
 @contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Processes started meanwhile do not hear Ctrl-C, which a terminal sends to all: each would print where it was."""
+    """Let processes that start in this context ignore Ctrl-C, which a terminal sends to all: each would print a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -87,7 +87,7 @@ def _rank(rank: int, world: int, folder: str, tokens: tuple[int, ...], rounds: i
 
 
 def cell(world: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """By every process of the group; what the first measures is reported."""
+    """Measure in every process of the group; report what the first measures."""
     group = distributed.group.WORLD
     assert group is not None
     q, k, v = (torch.randn(1, HEADS, tokens // world, HEAD_DIM, requires_grad=True) for _ in range(3))

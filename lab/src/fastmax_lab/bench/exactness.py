@@ -1,4 +1,4 @@
-"""How exact: error against fp64 over N, the gradient bound, negative weights of odd orders, memory saved for backward."""
+"""Exactness: error against fp64 over N, the gradient bound, negative weights of odd orders, memory saved for backward."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ LAST = 64
 
 
 def errors(tokens: Sequence[int], seed: int) -> list[dict[str, Any]]:
-    """Relative errors of fp32 against fp64 by the definition, of the last queries: causal, orders 1 and 2, and of softmax."""
+    """Return relative errors of the last queries, fp32 against fp64: causal, orders 1 and 2, and softmax."""
     rows = []
     for n in tokens:
         torch.manual_seed(seed)
@@ -40,7 +40,7 @@ def errors(tokens: Sequence[int], seed: int) -> list[dict[str, Any]]:
 
 
 def _visible(tokens: int) -> Tensor:
-    """(LAST, N): which keys the last queries see."""
+    """Return which keys the last queries see, (LAST, N)."""
     last = min(LAST, tokens)
     return torch.arange(tokens) <= torch.arange(tokens - last, tokens)[:, None]
 
@@ -56,7 +56,7 @@ def _relative(x: Tensor, oracle: Tensor) -> float:
 
 
 def gradient_bound(tokens: Sequence[int], seed: int, head_dim: int) -> list[dict[str, Any]]:
-    """The gradients d o_ij / d s_il that were found at order 2, over the largest |v_j|: their size and range, and the bounds.
+    """Return the gradients d o_ij / d s_il found at order 2, over the largest |v_j|: their size, range and bounds.
 
     "0 <= s <= 1" is what the paper assumes; there its bound, 10 / (2N + 3), and the sharper 8 / (2N + 3) hold. As it is
     computed, s = q̂ . k̂ lies in [-D, D]. Cases are "drawn", or "worst": what a search over s found, with the worst v.
@@ -88,8 +88,10 @@ def _gradients(n: int, seed: int, head_dim: int) -> dict[str, Any]:
 
 
 def _one_against_all(n: int, low: float, high: float) -> Tensor:
-    """Queries, one a row, that see the first key at any s of the range and all others at one s: these count by the sum of
-    their f alone, which is least at -1, and at 0 for s of one sign."""
+    """Return queries, one a row, that see the first key at any s of the range and the rest at one s.
+
+    The rest count by the sum of their f alone, which is least at -1, and at 0 for s of one sign.
+    """
     first = torch.linspace(low, high, 1025, dtype=torch.float64)
     others = [s for s in sorted({low, -1.0, 0.0, high}) if low <= s <= high]
     s = torch.tensor(others, dtype=torch.float64).repeat_interleave(len(first))[:, None].repeat(1, n)
@@ -98,7 +100,7 @@ def _one_against_all(n: int, low: float, high: float) -> Tensor:
 
 
 def _range(s: Tensor, v: Tensor) -> tuple[float, float]:
-    """The least and the most of equation [15], (1 + s_il) / g_i times (v_lj - o_ij), for every i, l and j."""
+    """Return the least and the most of equation [15], (1 + s_il) / g_i times (v_lj - o_ij), for every i, l and j."""
     v = v / v.abs().amax(0)
     f = similarity(s, 2)
     g = f.sum(-1, keepdim=True)
@@ -109,7 +111,7 @@ def _range(s: Tensor, v: Tensor) -> tuple[float, float]:
 
 
 def negative_weights(seed: int, tokens: int = 64) -> list[dict[str, Any]]:
-    """The share of negative weights and of denominators <= 0, of Gaussian queries and keys, by order and scale."""
+    """Return the share of negative weights and of denominators <= 0, of Gaussian queries and keys, by order and scale."""
     rows = []
     for head_dim in (16, 32, 64, 128):
         generator = torch.Generator().manual_seed(seed)
@@ -133,7 +135,7 @@ def negative_weights(seed: int, tokens: int = 64) -> list[dict[str, Any]]:
 
 
 def saved_memory(tokens: Sequence[int], head_dim: int) -> list[dict[str, Any]]:
-    """Bytes that a forward pass of order 2 keeps for backward: the custom gradient, and autograd on the paper's form."""
+    """Return the bytes that a forward pass of order 2 keeps for backward: custom gradient, and autograd on the formula."""
     rows = []
     for n in tokens:
         for is_causal in (False, True):
@@ -148,7 +150,7 @@ def saved_memory(tokens: Sequence[int], head_dim: int) -> list[dict[str, Any]]:
 
 
 def _saved(way: Any) -> int:
-    """Of distinct storages; inputs, which are there anyway, included."""
+    """Return the bytes of distinct storages, including inputs, which exist anyway."""
     storages: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:

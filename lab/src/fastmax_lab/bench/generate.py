@@ -30,7 +30,7 @@ TOKENS = 16
 
 
 def run(record: Recorder, quick: bool) -> None:
-    """Record seconds per token at every context, all in turns; then the memory of generating, each model in a process."""
+    """Time a token at every context, all in turns; then measure the memory of generating, each model in its own process."""
     contexts = CONTEXTS[:2] if quick else CONTEXTS
     model_of = {"layers": LAYERS, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
     contestants: dict[tuple[int, str], Callable[[], object]] = {}
@@ -85,7 +85,7 @@ def _step(model: LlamaForCausalLM, cache: Any, context: int) -> Callable[[], obj
 
 
 def _empty(name: str, model: LlamaForCausalLM) -> Any:
-    """The cache of that name, ready for keys."""
+    """Return the cache of that name, ready for keys."""
     if name == "softmax":
         return DynamicCache()
     cache: Any = FastmaxCache(model.config)
@@ -97,7 +97,7 @@ def _empty(name: str, model: LlamaForCausalLM) -> Any:
 
 
 def _fill(cache: Any, context: int, layers: int) -> None:
-    """Random keys and values up to that many tokens: a step takes the same time and memory whatever they hold."""
+    """Fill with random keys and values up to that many tokens: time and memory of a step do not depend on them."""
     while cache.get_seq_length() < context:
         rest = context - cache.get_seq_length()
         count = rest if isinstance(cache, DynamicCache) else min(CHUNK, rest)  # it is copied whenever it grows
@@ -127,7 +127,7 @@ def _measure_memory(name: str, contexts: list[int], layers: int) -> dict[str, in
 
 
 def _generate(name: str, contexts: list[int], layers: int) -> dict[int, int]:
-    """Resident bytes at the peak of generating some tokens, at every context."""
+    """Return resident bytes at the peak of generating some tokens, at every context."""
     torch.set_num_threads(1)
     model: Any = _model(name, layers)
 
@@ -149,7 +149,7 @@ def _generate(name: str, contexts: list[int], layers: int) -> dict[int, int]:
 
 
 def _give_back() -> None:
-    """Freed memory to the system, where the C library can."""
+    """Return freed memory to the system, if the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -25,7 +25,7 @@ FLUSHED = 256 << 20
 def cells(
     tokens: tuple[int, ...], head_dims: tuple[int, ...], orders: tuple[int, ...], dtypes: tuple[str, ...]
 ) -> Iterator[Cell]:
-    """Causal, 16 heads, forward and with backward."""
+    """Return the cells: causal, 16 heads, forward and with backward."""
     for n in tokens:
         for head_dim in head_dims:
             for order in orders:
@@ -35,7 +35,7 @@ def cells(
 
 
 def run(record: Recorder, chosen: list[Cell], rounds: int = ROUNDS) -> None:
-    """Record every cell: the first call, with compilation, and the median of the rounds, in ms."""
+    """Measure every cell: the first call, with compilation, and the median of the rounds, in ms."""
     if not torch.cuda.is_available():
         raise OSError("--device cuda needs a GPU that torch can use, and there is none")
     _on_this_gpu(record, chosen, rounds)  # pragma: no cover  (needs one)

@@ -33,7 +33,7 @@ QUICK_TOKENS = (128, 1024, 8192)
 
 
 def full_grid(only: Selection) -> Iterator[Cell]:
-    """Eight heads, fewer where a sequence is longer than 16,384."""
+    """Return eight heads, fewer where a sequence is longer than 16,384."""
     for tokens in only.tokens or FULL_TOKENS:
         for dtype in ("float32", "bfloat16") if only.dtype is None else (only.dtype,):
             for head_dim in only.head_dim or (32, 64, 128):
@@ -45,9 +45,9 @@ def full_grid(only: Selection) -> Iterator[Cell]:
 
 
 def quick_grid(only: Selection) -> Iterator[Cell]:
-    """The corners, with two heads over more than 1,024 tokens to stay within two minutes.
+    """Return the corners, with two heads over more than 1,024 tokens to stay within two minutes.
 
-    Of what is not asked for by name, backward passes are left out at order 1 and at short lengths, and bfloat16 is
+    Unless named, backward passes are left out at order 1 and at short lengths, and bfloat16 is
     measured at order 2 and D = 64 alone.
     """
     for cell in full_grid(replace(only, tokens=only.tokens or QUICK_TOKENS, head_dim=only.head_dim or (32, 64))):
@@ -76,7 +76,7 @@ def run(record: Recorder, quick: bool, only: Selection | None = None) -> None:
 
 
 def _threads(record: Recorder, heads: int) -> None:
-    """Record the native kernel with one thread and with all, in turns."""
+    """Time the native kernel with one thread and with all, in turns."""
     most = torch.get_num_threads()
     q, k, v = (torch.randn(1, THREADS_TOKENS, heads, 64).transpose(1, 2) for _ in range(3))
 
@@ -94,7 +94,7 @@ def _threads(record: Recorder, heads: int) -> None:
 
 
 def _measure(cell: Cell, pace: float, quick: bool) -> dict[str, Timing]:
-    """Its contestants in turns, sgemm before and after each; slow ones have fewer."""
+    """Time the contestants in turns, with sgemm before and after each; slow ones have fewer turns."""
     costs = {"sdpa": cell.dense_flops, "dense": cell.dense_flops, "factorized": cell.factorized_flops}
     costs |= {"chunked": 3 * min(cell.dense_flops, cell.factorized_flops)}
     contestants = {name: call for name, call in _contestants(cell).items() if costs.get(name, 0) / pace < LONGEST}
@@ -104,7 +104,7 @@ def _measure(cell: Cell, pace: float, quick: bool) -> dict[str, Timing]:
 
 
 def _contestants(cell: Cell) -> dict[str, Callable[[], object]]:
-    """Each one forward pass, or one forward and one backward pass."""
+    """Return the contestants, each one forward pass, or one forward and one backward pass."""
     p = _call(cell)
     q, k, v, dtype = p.q, p.k, p.v, p.q.dtype
     do = torch.randn_like(q)

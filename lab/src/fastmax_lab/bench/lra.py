@@ -46,7 +46,7 @@ class Cell:
 
 
 def cells(quick: bool) -> list[Cell]:
-    """Without attention dropout, as every attention can do that; and, unless quick, with the preset's."""
+    """Return the cells without attention dropout, which every attention supports; unless quick, also with the preset's."""
     result = []
     for rate in (0.0,) if quick else (0.0, 0.1):
         for name, task in SHAPES.items():
@@ -81,7 +81,7 @@ def measure(
     *,
     with_memory: bool = True,
 ) -> dict[str, Any]:
-    """Seconds of a step of each in turns; then peak memory, each in a process of its own."""
+    """Time a step of each in turns; then measure peak memory, each in a separate process."""
     show(0.0, "time")
     with TemporaryDirectory() as folder:
         contestants = {name: training_step(cell, name) for name in attentions} | {DATA: loading(cell, folder)}
@@ -105,7 +105,7 @@ def measure(
 
 
 def training_step(cell: Cell, attention: str, length: int | None = None) -> Callable[[], object]:
-    """Forward, backward and update of the preset's model, on random tokens of the task's shape or of another length."""
+    """Run forward, backward and update of the preset's model, on random tokens of the task's shape or of another length."""
     task = SHAPES[cell.task] if length is None else replace(SHAPES[cell.task], length=length)
     torch.manual_seed(0)
     chosen = preset("skyformer", cell.task)
@@ -127,7 +127,7 @@ def training_step(cell: Cell, attention: str, length: int | None = None) -> Call
 
 
 def loading(cell: Cell, folder: str) -> Callable[[], object]:
-    """The next batch of a training run."""
+    """Load the next batch of a training run."""
     task = SHAPES[cell.task]
     lead = (EXAMPLES, 2) if task.pair else (EXAMPLES,)
     generator = np.random.default_rng(0)

@@ -27,11 +27,11 @@ def interleave(
     slow: tuple[float, int] | None = None,
     yardstick: Name | None = None,
 ) -> dict[Name, Timing]:
-    """Every contestant to warm up, then in turns; short ones are repeated within a turn, as one clock tick is long.
+    """Run every contestant to warm up, then in turns. Short ones are repeated within a turn: one clock tick is long.
 
     `slow` = (seconds, turns): one that takes longer than these seconds sits out after so many turns. `yardstick` names the
     contestant that is measured right before and after each other one: on a machine whose pace wanders within a round, a
-    ratio of neighbours says more than a ratio of two bests, which may be of different minutes.
+    ratio of neighbours is more reliable than a ratio of two bests, which may be of different minutes.
     """
     repeats = {}
     for name, call in contestants.items():
@@ -68,5 +68,5 @@ def interleave(
 
 
 def seconds(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
-    """As JSON."""
+    """Return the times for JSON."""
     return {name: asdict(timing) for name, timing in timings.items()}

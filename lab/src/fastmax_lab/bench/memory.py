@@ -1,4 +1,4 @@
-"""Peak memory of a forward and backward pass, in a process of its own: `python -m fastmax_lab.bench.memory '{...}'`."""
+"""Peak memory of a forward and backward pass in a separate process: `python -m fastmax_lab.bench.memory '{...}'`."""
 
 import ctypes
 import json
@@ -13,7 +13,7 @@ from fastmax import fastmax_attention
 
 
 def peak(*, tokens: int, head_dim: int, order: int, is_causal: bool, backend: str) -> dict[str, int]:
-    """Bytes of (q, k, v, o, do, dq, dk, dv), of the process before they were made, and of the process at its peak."""
+    """Return bytes of (q, k, v, o, do, dq, dk, dv), of the process before they were made, and of the process at its peak."""
     call = json.dumps(
         {"tokens": tokens, "head_dim": head_dim, "order": order, "is_causal": is_causal, "backend": backend}
     )
@@ -41,14 +41,14 @@ def _run(*, tokens: int, head_dim: int, order: int, is_causal: bool, backend: st
 
 
 def free_at_once() -> None:
-    """Where the C library can: memory that is freed goes back to the system, so that a later peak is not hidden in it."""
+    """Return freed memory to the system at once, if the C library can, so that it does not hide a later peak."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: larger blocks are mapped one by one
 
 
 def reset_peak() -> int:
-    """Resident bytes now; where the system can, peaks are counted from here on."""
+    """Return the resident bytes. From here on peaks are counted, if the system can."""
     clear = Path("/proc/self/clear_refs")
     if clear.exists():
         clear.write_text("5")

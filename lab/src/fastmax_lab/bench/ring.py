@@ -30,13 +30,13 @@ class Layer:
 
     @property
     def state_bytes(self) -> int:
-        """Of all key heads, in fp32."""
+        """Return the bytes of all key heads, in fp32."""
         return 4 * self.key_heads * self.features * (self.head_dim + 1)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Of one rank: multiply-adds and bytes per second, and seconds until a message arrives."""
+    """The speed of one rank: multiply-adds and bytes per second, and seconds until a message arrives."""
 
     name: str
     rate: float
@@ -55,7 +55,7 @@ VALUE_BYTES = 2
 
 
 def received(layer: Layer, world: int) -> int:
-    """Bytes that a rank receives in a forward pass of causal Fastmax."""
+    """Return the bytes that a rank receives in a forward pass of causal Fastmax."""
     if world == 1:
         return 0
     messages = world - 1 if gathers(world, layer.state_bytes) else rounds(world)
@@ -63,18 +63,18 @@ def received(layer: Layer, world: int) -> int:
 
 
 def ring_received(layer: Layer, tokens: int, world: int) -> int:
-    """Bytes that a rank receives in a forward pass of ring attention: the keys and values of all others."""
+    """Return the bytes that a rank receives in a forward pass of ring attention: all other keys and values."""
     return (world - 1) * (tokens // world) * 2 * layer.key_heads * layer.head_dim * VALUE_BYTES
 
 
 def crossover(layer: Layer, world: int) -> int:
-    """From how many tokens on, over all ranks, Fastmax receives fewer bytes than a ring."""
+    """Return the number of tokens, over all ranks, from which Fastmax receives fewer bytes than a ring."""
     per_token = 2 * layer.key_heads * layer.head_dim * VALUE_BYTES * (world - 1) / world
     return round(received(layer, world) / per_token)
 
 
 def seconds(layer: Layer, machine: Machine, tokens: int, world: int) -> dict[str, float]:
-    """Of one forward pass of one causal layer, on each rank."""
+    """Return the seconds of one forward pass of one causal layer, on each rank."""
     shard, d = tokens / world, layer.head_dim
     state = layer.features * (d + 1)
     work = shard * state * (layer.heads + (2 if world > 1 else 1) * layer.key_heads)
@@ -88,7 +88,7 @@ def seconds(layer: Layer, machine: Machine, tokens: int, world: int) -> dict[str
 
 
 def model(tokens: tuple[int, ...], worlds: tuple[int, ...]) -> dict[str, Any]:
-    """The tables of the page."""
+    """Return the tables of the page."""
     layer = Layer()
     cells = [
         {"machine": machine.name, "tokens": n, "world": world, "seconds": seconds(layer, machine, n, world)}

@@ -33,12 +33,12 @@ class Grid:
 
 
 def matrix_bytes(grid: Grid, contestant: str, tokens: int, backward: bool) -> int:
-    """Of the N x N matrices that the plain formula holds at once: scores and weights; with their gradients, three."""
+    """Return the bytes of the N x N matrices of the plain formula: scores and weights; with gradients, three."""
     return (3 if backward else 2) * 4 * grid.heads * tokens**2 if contestant == "vanilla" else 0
 
 
 def times(grid: Grid, show: Callable[[float, str], None]) -> list[dict[str, Any]]:
-    """A cell for each length, mask and pass: the seconds of those who ran, and why the others did not."""
+    """Return a cell for each length, mask and pass: the seconds of those that ran, and why the rest did not."""
     cells = []
     combinations = [(causal, kind) for causal in (False, True) for kind in PASSES]
     for number, (is_causal, kind) in enumerate(combinations):
@@ -99,7 +99,7 @@ def attend(name: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tenso
 
 
 def memory(grid: Grid) -> list[dict[str, Any]]:
-    """Peak bytes above what the process had before the inputs, of forward + backward; in a process of its own."""
+    """Return peak bytes above those before the inputs, of forward + backward in a separate process."""
     command = [sys.executable, "-m", "fastmax_lab.bench.scaling", json.dumps(asdict(grid))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -125,7 +125,7 @@ def _memory(grid: Grid) -> list[dict[str, Any]]:
 
 
 def _slow(grid: Grid, name: str, tokens: int) -> bool:
-    """Softmax of so many tokens takes too long to be run for its memory: some 10 GFLOP/s, a guess on the safe side."""
+    """Return True if softmax of this many tokens takes too long to measure its memory, assuming 10 GFLOP/s."""
     flops = 14.0 * tokens**2 * grid.head_dim * grid.heads
     return not name.startswith("fastmax") and flops / 1e10 > 4 * grid.longest
 

@@ -1,4 +1,4 @@
-"""Peak memory of a training step of the Long Range Arena, in a process of its own: run with a cell as JSON."""
+"""Peak memory of a training step of the Long Range Arena, in a separate process with a cell as JSON."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from fastmax_lab.bench.memory import current_peak, reset_peak
 
 
 def peak(task: str, batch: int, attention: str, attention_dropout: float) -> dict[str, int]:
-    """Bytes of the process with the model, before its first step at full length, and at that step's peak."""
+    """Return the bytes of the process with the model, before its first step at full length, and at that step's peak."""
     call = json.dumps({"task": task, "batch": batch, "attention": attention, "attention_dropout": attention_dropout})
     command = [sys.executable, "-m", "fastmax_lab.bench.training_memory", call]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -33,7 +33,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
 
 
 def neighbours(tiles: Tiles) -> Iterator[Tiles]:
-    """One number changed at a time."""
+    """Yield tiles with one number changed."""
     for name, values in CHOICES.items():
         for value in values:
             other = replace(tiles, **{name: value})
@@ -42,7 +42,7 @@ def neighbours(tiles: Tiles) -> Iterator[Tiles]:
 
 
 def tuned(tiles: Tiles, seconds: Callable[[Tiles], float | None], gain: float = 0.97) -> tuple[Tiles, float, float]:
-    """Greedily, number by number: the best tiles, their time and that of the first. None: they do not run."""
+    """Improve number by number, greedily. Return the best tiles, their time and that of the first. None: they do not run."""
     first = seconds(tiles)
     if first is None:
         raise ValueError("the tiles of the table do not run on this GPU; please report it")
@@ -58,7 +58,7 @@ def tuned(tiles: Tiles, seconds: Callable[[Tiles], float | None], gain: float = 
 
 
 def row(arch: str, head_dim: int, dtype: str, before: Tiles, found: Tiles, taken: float, first: float) -> str:
-    """A line to report: what differs from the table."""
+    """Return a line to report: the difference from the table."""
     changed = {
         f.name: getattr(found, f.name) for f in fields(Tiles) if getattr(found, f.name) != getattr(before, f.name)
     }
@@ -69,7 +69,7 @@ def row(arch: str, head_dim: int, dtype: str, before: Tiles, found: Tiles, taken
 
 
 def run(head_dim: int, dtype: str, tokens: int, heads: int) -> str:
-    """Forward and backward of a causal call, order 2, on this GPU."""
+    """Tune forward and backward of a causal call, order 2, on this GPU."""
     if not torch.cuda.is_available():
         raise OSError("it needs a GPU that torch can use, and there is none")
     return _on_this_gpu(head_dim, dtype, tokens, heads)  # pragma: no cover  (needs one)
@@ -87,7 +87,7 @@ def _on_this_gpu(head_dim: int, dtype: str, tokens: int, heads: int) -> str:  # 
 
 
 def _seconds(call: Call, arch: str, tiles: Tiles, do: Any) -> float | None:  # pragma: no cover
-    """The best of three, or None where the tiles need more than the GPU has."""
+    """Return the best of three, or None where the tiles need more than the GPU has."""
     from triton.runtime.errors import OutOfResources
 
     best = None

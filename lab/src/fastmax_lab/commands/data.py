@@ -69,7 +69,7 @@ class Unpack(Data, Command):
     archive: Annotated[Positional[Path], EXISTING_FILE]
     """The archive, compressed or not."""
     max_size: Annotated[float, Range(above=0, at_most=1e9)] = archives.MAX_BYTES / 1e9
-    """Refuse archives that unpack to more than so many GB."""
+    """Refuse archives that unpack to more GB than this."""
 
     def run(self) -> None:
         with waiting(f"unpacking {self.archive}"):

@@ -53,13 +53,13 @@ class RunSettings:
     dropout_mode: Annotated[str, choice(DROPOUT_MODES)] = RunConfig.dropout_mode
     """The dropout of fastmax."""
     length: Annotated[int | None, COUNT] = None
-    """Cut sequences to so many tokens."""
+    """Cut sequences to this many tokens."""
     train_examples: Annotated[int | None, COUNT] = None
-    """Train on the first so many examples."""
+    """Train on this many of the first examples."""
     group_lengths: bool = False
     """Make batches of examples of similar length, which need less padding."""
     eval_examples: Annotated[int | None, COUNT] = None
-    """Score the first so many examples of dev and test."""
+    """Score this many of the first examples of dev and test."""
     eval_every: Annotated[int | None, COUNT] = None
     """Steps between scores on the dev set, instead of a twentieth of all."""
     precision: Annotated[str, choice(PRECISIONS)] = RunConfig.precision
@@ -87,12 +87,12 @@ class Training(RunSettings, Data, Threads, Device, Printing):
 
     @property
     def pace(self) -> Pace:
-        """The steps between writes."""
+        """Return the steps between writes."""
         return Pace(self.log_every, self.checkpoint_every)
 
     @property
     def say(self) -> Callable[[str], None]:
-        """The printer of progress: on standard error where standard output is JSON."""
+        """Return the printer of progress: on standard error where standard output is JSON."""
         return partial(print, file=sys.stderr) if self.json else print
 
 

@@ -46,7 +46,7 @@ class Reproduce(Threads, Data, Command):
 
     @property
     def line(self) -> str:
-        """The command line without folders, which are no part of a result."""
+        """Return the command line without folders, which are no part of a result."""
         parts = ["fastmax-lab reproduce", f"--budget {self.budget}"]
         if self.only != EXPERIMENTS:
             parts.append(f"--only {' '.join(self.only)}")

@@ -36,7 +36,7 @@ class Data:
 
     @property
     def data_folder(self) -> Path:
-        """The folder that was given, or the default one."""
+        """Return the folder that was given, or the default one."""
         return default_folder() if self.data is None else self.data
 
 

@@ -1,4 +1,4 @@
-"""Tar archives and folders alike: reading members without unpacking, and unpacking without harm."""
+"""Tar archives and folders under one interface, read without unpacking, and safe unpacking."""
 
 import errno
 import gzip
@@ -14,14 +14,14 @@ from pathlib import Path
 from fastmax_lab.data.drafts import draft
 
 MAX_BYTES = 64 * 10**9
-"""What an archive may unpack to, unless told: the release of the Long Range Arena takes about half of it."""
+"""The default limit of what an archive may unpack to: the release of the Long Range Arena takes about half of it."""
 
 MAX_MEMBER_BYTES = 10**9
 """What is read into memory at once, at most."""
 
 
 def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the files that are wanted, in the order of the archive or of the names."""
+    """Yield names and contents of the requested files, in the order of the archive or of the names."""
     if path.is_dir():
         for file in sorted(p for p in path.rglob("*") if p.is_file()):
             name = file.relative_to(path.parent).as_posix()
@@ -41,7 +41,7 @@ def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, by
 
 
 def unpack(path: Path, folder: Path, *, max_bytes: int = MAX_BYTES) -> list[Path]:
-    """Unpacks into `folder`; what is there already is not touched. Returns what was added.
+    """Unpack into `folder`, without touching existing files. Return what was added.
 
     Python's "data" filter refuses members that would land outside, links that point outside, and devices; an archive that
     holds more than `max_bytes`, or than the disk, is refused as soon as that is known.
@@ -96,9 +96,9 @@ def _damage(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is not None:
             raise
-        raise ValueError(_damaged(path, error)) from error  # bzip2 has no exception of its own
+        raise ValueError(_damaged(path, error)) from error  # bzip2 has no special exception
 
 
 def _damaged(path: Path, error: BaseException) -> str:
-    """In one line: tarfile lists every decompressor that it tried."""
+    """Return the error in one line: tarfile lists every decompressor that it tried."""
     return f"{path} is damaged, cut short or not safe to unpack ({str(error).partition(chr(10))[0].rstrip(':')})"

@@ -36,7 +36,7 @@ def batches(rows: Iterable[T], size: int = 512) -> Iterator[list[T]]:
 
 
 def pack(texts: list[bytes], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Byte strings as rows of tokens, byte + 1 and cut to `length`, with 0 behind them; and their lengths."""
+    """Return byte strings as rows of tokens, byte + 1 and cut to `length`, with 0 behind them; and their lengths."""
     cut = [text[:length] for text in texts]
     lengths = np.array([len(text) for text in cut], np.int32)
     tokens = np.zeros((len(cut), length), np.uint16)

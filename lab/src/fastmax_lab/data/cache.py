@@ -33,7 +33,7 @@ def load(name: str, key: dict[str, str | int], source: Source, data: Path, limit
 
 
 def _folder(data: Path) -> Path:
-    """Beside the data; in the user's cache folder where the data cannot be written to."""
+    """Return the folder beside the data, or the user's cache folder where the data cannot be written to."""
     data.mkdir(parents=True, exist_ok=True)
     return (data if os.access(data, os.W_OK) else default_folder()) / "arrays"
 

@@ -89,7 +89,7 @@ def _check_free_space(folder: Path, needed: int) -> None:
 
 
 def _no_network(error: BaseException) -> bool:
-    """Names cannot be looked up, or there is no way out; a server that refuses or falls silent is another matter."""
+    """Return True if names cannot be looked up or there is no route; False for a server that refuses or stalls."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     unreachable = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
     return isinstance(reason, socket.gaierror) or (isinstance(reason, OSError) and reason.errno in unreachable)

@@ -19,13 +19,13 @@ def default_folder() -> Path:
 
 
 def find(data: Path, names: Iterable[str]) -> dict[str, Path]:
-    """Those of the files that are there: in `data`, or in an unpacked LRA release inside it."""
+    """Return the files that exist, in `data` or in an unpacked LRA release inside it."""
     places = {name: [data / inside / name for inside in _INSIDE] for name in names}
     return {name: p for name, paths in places.items() for p in [next((p for p in paths if p.exists()), None)] if p}
 
 
 def need(task: str, data: Path, name: str, found: dict[str, Path]) -> Path:
-    """One of the files found, or an error that says which one is missing."""
+    """Return a found file, or raise an error that names the missing one."""
     if name not in found:
         have = f"; there is {', '.join(found)}" if found else ""
         raise missing(task, data, [name], have)
@@ -62,7 +62,7 @@ def content(path: Path) -> bytes:
 
 @contextmanager
 def row(path: Path, number: int) -> Iterator[None]:
-    """Says in which line a value was wrong."""
+    """Name the line of a wrong value in its error."""
     try:
         yield
     except ValueError as error:
@@ -71,7 +71,7 @@ def row(path: Path, number: int) -> Iterator[None]:
 
 @contextmanager
 def damage(path: Path) -> Iterator[None]:
-    """Says which file a decompressor choked on."""
+    """Name the file in the error of a decompressor."""
     try:
         yield
     except (lzma.LZMAError, EOFError) as error:

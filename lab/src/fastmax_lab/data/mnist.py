@@ -29,7 +29,7 @@ DATA = DataSet(
 
 
 def load(split: str, data: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images (count, 28, 28) and labels (count,), both bytes. Looks in `data` and in its folders mnist and MNIST/raw."""
+    """Load images (count, 28, 28) and labels (count,), both bytes. Looks in `data` and in its folders mnist and MNIST/raw."""
     if split not in NAMES:
         raise ValueError(f"split must be train or test, got {split!r}")
     images = _idx(_find(data, f"{NAMES[split]}-images-idx3-ubyte"), 3)

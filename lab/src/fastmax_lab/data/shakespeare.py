@@ -24,7 +24,7 @@ DATA = DataSet(
 
 
 def load(split: str, data: Path) -> tuple[np.ndarray, bytes]:
-    """Token numbers (count,) in bytes, and the alphabet that they count: token i is alphabet[i]."""
+    """Load token numbers (count,) in bytes, and the alphabet that they count: token i is alphabet[i]."""
     if split not in ("train", "val"):
         raise ValueError(f"split must be train or val, got {split!r}")
     found = files.find(data, NAMES)

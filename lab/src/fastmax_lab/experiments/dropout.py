@@ -69,7 +69,7 @@ def item(run: DropoutRun, cost: float) -> Item:
 
 
 def measure(run: DropoutRun, workspace: Workspace) -> dict[str, Any]:
-    """[step, test loss, test accuracy, smoothed training loss], every so many steps."""
+    """Return [step, test loss, test accuracy, smoothed training loss] at regular steps."""
     data = images.load(run.data, workspace.data)
     torch.manual_seed(run.seed)
     model = VisionModel(

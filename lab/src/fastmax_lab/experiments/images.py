@@ -24,14 +24,14 @@ class Images:
 
 
 def load(name: str, data: Path) -> Images:
-    """`mnist` is read from `data`, `shapes` are made."""
+    """Load the images: `mnist` is read from `data`, `shapes` are made."""
     splits = [_shapes(split) if name == "shapes" else mnist.load(split, data) for split in ("train", "test")]
     tensors = [torch.from_numpy(np.array(array)) for pair in splits for array in pair]
     return Images(tensors[0], tensors[1].long(), tensors[2], tensors[3].long())
 
 
 def _shapes(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """A class is a random pattern of low frequencies; an example of it is shifted, dimmed and noisy. Always the same."""
+    """Make images: a class is a random pattern of low frequencies; an example of it is shifted, dimmed and noisy."""
     patterns = np.random.default_rng(0).standard_normal((10, SIDE, SIDE))
     spectrum = np.fft.fft2(patterns)
     frequency = np.fft.fftfreq(SIDE) ** 2

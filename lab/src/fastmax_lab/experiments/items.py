@@ -1,4 +1,4 @@
-"""Items: what an experiment consists of, each measured on its own and stored as one measurement."""
+"""The items of an experiment, each measured separately and stored as one measurement."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ BUDGETS = ("quick", "cpu", "full")
 
 @dataclass(frozen=True)
 class Workspace:
-    """What a measurement works with: the data folder, a folder that outlives a kill, and a callback for progress."""
+    """The surroundings of a measurement: the data folder, a folder that outlives a kill, and a callback for progress."""
 
     data: Path
     folder: Path
@@ -34,7 +34,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Item:
-    """One measurement that an experiment asks for.
+    """One measurement that an experiment requests.
 
     `settings` are all that decides the values, as JSON. `cost` estimates its seconds, for the time that is left.
     `threads` are those that torch may use, None for the default. Small models are trained on one: more do not make them
@@ -54,8 +54,10 @@ class Item:
 
 
 class Experiment(Protocol):
-    """A module of an experiment. Later items may depend on what was found, such as the best learning rate: `items` is
-    asked again until nothing is missing."""
+    """A module of an experiment.
+
+    Later items may depend on what was found, such as the best learning rate: `items` is called until nothing is missing.
+    """
 
     @property
     def NAME(self) -> str: ...  # noqa: N802
@@ -75,7 +77,7 @@ def stored(experiment: str, out: Path) -> dict[str, Measurement]:
 def store(
     item: Item, out: Path, values: dict[str, Any], seconds: float, machine: dict[str, Any], command: str
 ) -> Measurement:
-    """Write the measurement of an item, in the place of an older one of its name.
+    """Write the measurement of an item, replacing an older one of its name.
 
     Raises:
         DivergedError: a number of the values is not finite.

@@ -1,4 +1,4 @@
-"""Scale, order, decay (ours): language models of every attention, learning rate tuned alike, over seeds."""
+"""Language models of every attention, with learning rates tuned equally, over seeds."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -20,7 +20,7 @@ LONG = LanguageRun("", 1024, 2e-3, 0, 20_000, 16, 6, 384, 6)
 
 
 def best_rates(found: Sequence[Measurement], tokens: int) -> dict[str, float]:
-    """The learning rate of the lowest validation loss of seed 0, for each attention that has all of them."""
+    """Return the learning rate of the lowest validation loss of seed 0, for each attention that has all of them."""
     losses: dict[str, dict[float, float]] = {}
     for one in found:
         run = one.settings
@@ -30,7 +30,7 @@ def best_rates(found: Sequence[Measurement], tokens: int) -> dict[str, float]:
 
 
 def runs(budget: str, found: Sequence[Measurement]) -> list[LanguageRun]:
-    """Every rate with the first seed; then, with the best rate of each attention, the others. Quick: one rate, one seed."""
+    """Return every rate with the first seed, then more seeds with each attention's best rate. Quick: one rate, one seed."""
     if budget == "quick":
         return [replace(QUICK, attention=name) for name in ATTENTIONS]
     sizes = {

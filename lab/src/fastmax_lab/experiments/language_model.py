@@ -35,7 +35,7 @@ class LanguageRun:
 def fit(
     run: LanguageRun, text: Text, watch: Watch, wrap: Wrap = lambda layer: layer
 ) -> tuple[FastmaxLM, dict[str, Any]]:
-    """A trained model, and how the training went."""
+    """Return a trained model, and how the training went."""
     config = LMConfig(
         len(text.alphabet), layers=run.layers, width=run.width, heads=run.heads, mlp_ratio=2, memory=run.memory
     )  # fmt: skip
@@ -55,26 +55,26 @@ def fit(
 
 @torch.no_grad()
 def held_out(run: LanguageRun, model: FastmaxLM, text: Text) -> dict[str, float]:
-    """Loss on the validation text, in nats and in bits per character."""
+    """Return the loss on the validation text, in nats and in bits per character."""
     held = windows(text.val, spread(text.val, run), run.tokens)
     value = sum(loss_of(model(part[:, :-1]), part).item() * len(part) for part in torch.split(held, 32)) / len(held)
     return {"val_loss": value, "bits_per_character": value / log(2)}
 
 
 def language(run: LanguageRun, text: Text, watch: Watch) -> dict[str, Any]:
-    """Validation loss, and the reach of the gates."""
+    """Return the validation loss and the reach of the gates."""
     model, trained = fit(run, text, watch)
     seen = windows(text.val, spread(text.val, run)[:4], run.tokens)[:, :-1]
     return trained | held_out(run, model, text) | {"reach": reaches(model, seen)}
 
 
 def spread(text: Tensor, run: LanguageRun) -> Tensor:
-    """Where windows start, evenly over the text."""
+    """Return starts of windows, evenly over the text."""
     return torch.linspace(0, len(text) - run.tokens - 2, run.validation // run.tokens).long()
 
 
 def windows(text: Tensor, starts: Tensor, tokens: int) -> Tensor:
-    """(B, tokens + 1)."""
+    """Return windows, (B, tokens + 1)."""
     return text[starts[:, None] + torch.arange(tokens + 1)].long()
 
 

@@ -1,13 +1,13 @@
-"""How local an attention map is, as numbers that do not depend on its size."""
+"""The locality of attention maps, as numbers that do not depend on their size."""
 
 import torch
 from torch import Tensor
 
 
 def locality(maps: Tensor, *, is_causal: bool) -> list[dict[str, float]]:
-    """By head, of maps (B, H, N, N), means over samples and queries that see at least two keys:
+    """Measure maps (B, H, N, N) by head: means over samples and queries that see at least two keys.
 
-    keys      the effective number of keys, exp of the entropy of a row, over the number it sees: 1 if all weigh alike
+    keys      the effective number of keys, exp of the entropy of a row, over the number it sees: 1 if all weigh the same
     distance  the mean distance in tokens, weighted, over that of equal weights: 1 if place does not matter
     largest   the largest weight of a row
     """

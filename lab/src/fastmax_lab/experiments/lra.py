@@ -25,7 +25,7 @@ OTHERS = ("linear", "performer", "reformer", "informer")
 
 @dataclass(frozen=True)
 class TaskBudget:
-    """In the place of the preset's; None leaves that."""
+    """The settings that replace those of the preset; None keeps the preset's."""
 
     batch: int | None = None
     steps: int | None = None
@@ -154,7 +154,7 @@ def make_config(task: str, attention: str, changes: dict[str, Any], seed: int, b
 
 
 def _differing(config: RunConfig, changes: dict[str, Any]) -> dict[str, Any]:
-    """What a reader of the file wants to see at the top; the whole configuration is in the result."""
+    """Return the settings that differ from the preset. The whole configuration is in the result."""
     t, m = config.train, config.model
     values = {"preset": config.preset, "steps": t.steps, "batch": t.batch, "lr": t.lr, "warmup": t.warmup}
     values |= {"length": config.task_shape().length, "dropout": m.dropout, "attention_dropout": m.attention_dropout}
@@ -164,7 +164,7 @@ def _differing(config: RunConfig, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def train(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
-    """The result of the run, and its curves: [step, loss, accuracy], of single batches in training, [step, gradient norm]."""
+    """Return the result of the run, and its curves: [step, loss, accuracy], of single batches in training."""
     from fastmax_lab.lra import train as lra_train
 
     folder, share = workspace.folder / "run", 0.0

@@ -1,6 +1,6 @@
 """Seconds of a training step in the trainings of the Long Range Arena: their own batches, contestants in turns.
 
-The trainings run for hours while the machine does other work, so their own clocks say little. Accuracy at equal time
+The trainings run for hours while the machine does other work, so their clocks are unreliable. Accuracy at equal time
 is computed with these seconds.
 """
 
@@ -54,7 +54,7 @@ def item(task: str, budget: TaskBudget, *, rounds: int) -> Item:
 
 
 def measure(configs: dict[str, RunConfig], rounds: int, workspace: Workspace) -> dict[str, Any]:
-    """Seconds of a step of each, the mean over the same batches."""
+    """Return the seconds of a step of each, the mean over the same batches."""
     config = configs["fastmax2"]
     batches = chosen(load_split(config, "train", workspace.data), config)
     workspace.show(0.0, "time")
@@ -71,7 +71,7 @@ def measure(configs: dict[str, RunConfig], rounds: int, workspace: Workspace) ->
 
 
 def chosen(split: Split, config: RunConfig) -> list[Batch]:
-    """The first batches of the training; where they differ in length, some of all of its batches, evenly by length."""
+    """Return the first batches of the training; if they differ in length, some of all its batches, evenly by length."""
     examples, batch = len(split.labels), config.train.batch
     if not config.group_lengths:
         return [take(split, training_rows(examples, batch, config.seed, step)) for step in range(BATCHES)]

@@ -1,4 +1,4 @@
-"""Scale, order, decay (ours) on two tasks of the Long Range Arena: short sequences, learning rate tuned alike, over seeds."""
+"""Scale, order, decay (ours) on two tasks of the Long Range Arena: short sequences, equally tuned learning rates, seeds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ FULL = {"image": TaskBudget(steps=10_000), "listops": TaskBudget(steps=10_000)}
 
 
 def best_rates(found: Sequence[Measurement], task: str) -> dict[str, float]:
-    """The learning rate of the highest dev accuracy of seed 0, for each attention that has all of them."""
+    """Return the learning rate of the highest dev accuracy of seed 0, for each attention that has all of them."""
     seen: dict[str, dict[float, float]] = {}
     for one in found:
         run = one.settings
@@ -46,7 +46,7 @@ def best_rates(found: Sequence[Measurement], task: str) -> dict[str, float]:
 
 
 def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
-    """Every rate with the first seed; then, with the best rate of each attention, the others. Quick: one rate, one seed."""
+    """Return every rate with the first seed, then more seeds with each attention's best rate. Quick: one rate, one seed."""
     if budget == "quick":
         return [item("listops", name, 0, lra.QUICK["listops"]) for name in QUICK]
     tasks = {"cpu": CPU, "full": FULL}[budget]

@@ -1,4 +1,4 @@
-"""A small Table 1: every attention on Image at 16 x 16 pixels, trained for ten epochs, with learning rates tuned alike."""
+"""A small Table 1: every attention on Image at 16 x 16 pixels, trained for ten epochs, with learning rates tuned equally."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,6 +53,6 @@ def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
 
 
 def item(name: str, seed: int, budget: TaskBudget, kind: str) -> Item:
-    """Return one training; `kind` tells a tuning run from a whole one."""
+    """Return one training; `kind` separates tuning runs from whole ones."""
     made = lra.item("image", name, ATTENTIONS[name], seed, budget, f"{kind}-lr{budget.lr:g}")
     return replace(made, experiment=NAME)

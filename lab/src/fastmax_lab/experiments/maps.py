@@ -102,7 +102,7 @@ def item(run: ImageRun | LanguageRun, cost: float) -> Item:
 
 
 def measure(run: ImageRun | LanguageRun, workspace: Workspace) -> dict[str, Any]:
-    """What was learned, the locality of every layer and head, and, of the first seed, the maps of a few samples."""
+    """Measure the losses, the locality of every layer and head, and, of the first seed, the maps of a few samples."""
     if isinstance(run, ImageRun):
         return _measure_images(run, images.load(run.data, workspace.data), workspace)
     return _measure_text(run, texts.load(run.text, workspace.data), workspace)
@@ -154,7 +154,7 @@ def data_of(run: ImageRun | LanguageRun) -> str:
 
 
 def _first_of_each(labels: Tensor) -> list[int]:
-    """The first samples of different classes, among those whose maps are taken."""
+    """Return the first samples of different classes, among those whose maps are taken."""
     firsts: dict[int, int] = {}
     for i, label in enumerate(labels[:LOCALITY].tolist()):
         firsts.setdefault(label, i)
@@ -175,7 +175,7 @@ def _looked_at(
 
 
 def _levels(weights: Tensor) -> np.ndarray:
-    """Weights from 0 to 1 in steps of 1 / 65535."""
+    """Round weights from 0 to 1 to steps of 1 / 65535."""
     return (weights.clamp(0, 1) * 65535).round().numpy().astype("<u2")
 
 

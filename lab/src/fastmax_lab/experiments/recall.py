@@ -1,4 +1,4 @@
-"""Recall: pairs of a key and a value, then the keys once more in another order: what was the value? (MQAR, Arora 2023)"""
+"""Recall (MQAR, Arora 2023): pairs of a key and a value, then the keys in another order, each a question for its value."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -16,13 +16,15 @@ from fastmax_lab.experiments.training import Watch, reaches, train
 
 SOLVED = 0.995
 FEATURES = 128
-"""Of Performer."""
+"""Features of Performer."""
 
 
 @dataclass(frozen=True)
 class RecallRun:
-    """There are `names` of keys, and as many of values; 0 is filler. So many `filler` tokens stand between the pairs and the
-    questions: the answer is that far away."""
+    """A run with `names` of keys and as many of values.
+
+    `filler` tokens, 0, stand between the pairs and the questions: the answer is that far away.
+    """
 
     attention: str
     names: int = 128
@@ -55,7 +57,7 @@ class Layer(nn.Module):
         self.register_buffer("projection", features)
 
     def reset(self) -> None:
-        """What is added to the residual stream starts at half the size."""
+        """Start additions to the residual stream at half the size."""
         for linear, gain in ((self.project, 1.0), (self.out, 0.5), (self.rise, 1.0), (self.fall, 0.5)):
             nn.init.normal_(linear.weight, std=gain / sqrt(linear.in_features))
             nn.init.zeros_(linear.bias)
@@ -81,7 +83,7 @@ def attend(
     log_decay: Tensor | None,
     projection: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention by its name; `scale` in the place of a layer's own, `projection` of Performer's features."""
+    """Run causal attention by its name; `scale` replaces a layer's, `projection` is that of Performer's features."""
     if name == "softmax":
         return scaled_dot_product_attention(q, k, v, is_causal=True)
     if name == "linear":
@@ -124,7 +126,7 @@ class Model(nn.Module):
 
 
 def examples(run: RecallRun, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Tokens (count, N), and the right answers where a question stands, -100 elsewhere."""
+    """Return tokens (count, N), and the right answers at questions, -100 elsewhere."""
     pairs = run.pairs
     keys = torch.rand(count, run.names, generator=generator).argsort(1)[:, :pairs] + 1
     values = torch.randint(1, run.names + 1, (count, pairs), generator=generator) + run.names
@@ -138,7 +140,7 @@ def examples(run: RecallRun, count: int, generator: torch.Generator) -> tuple[Te
 
 
 def recall(run: RecallRun, show: Watch = lambda _step, _loss: False) -> dict[str, Any]:
-    """Accuracy on examples that were not trained on; training stops once it is solved."""
+    """Return the accuracy on examples that were not trained on; training stops once it is solved."""
     model = Model(run)
     generator = torch.Generator().manual_seed(run.seed)
     questions, answers = examples(run, 128, torch.Generator().manual_seed(12345))

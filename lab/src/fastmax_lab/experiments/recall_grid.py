@@ -1,4 +1,4 @@
-"""Recall (ours): multi-query associative recall by the number of pairs and the head dimension, and what a gate forgets."""
+"""Recall (ours): multi-query associative recall by the number of pairs and the head dimension, and the loss by a gate."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -14,7 +14,7 @@ STARTS = ((2.0, 7.0), (2.0, 12.0), (9.0, 9.0))
 
 
 def runs(budget: str) -> list[RecallRun]:
-    """A grid of pairs and widths; and, unless quick, gates with other starts, one pair far away, and second seeds."""
+    """Return a grid of pairs and widths; unless quick, also gates with other starts, one pair far away, and second seeds."""
     if budget == "quick":
         base = RecallRun("", names=16, steps=300, batch=32, width=32)
         return [replace(base, attention=name, pairs=pairs) for pairs in (4, 8) for name in ATTENTIONS]

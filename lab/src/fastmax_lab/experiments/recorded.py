@@ -30,7 +30,7 @@ class LayerMaps:
 
 
 def recording(layer: type[FastmaxAttention]) -> type[FastmaxAttention]:
-    """A layer class of the same parameters and results that tells `record`, if it is set, its attention matrix."""
+    """Return a layer class with the same parameters and results that passes its attention matrix to `record`, if set."""
     attend: Any = layer.__dict__.get("_attend", FastmaxAttention.__dict__["_attend"]).__func__
 
     class Recording(layer):  # type: ignore[valid-type, misc]
@@ -47,7 +47,7 @@ def recording(layer: type[FastmaxAttention]) -> type[FastmaxAttention]:
 
 @torch.no_grad()
 def vision_maps(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """Of every attention of `fastmax_lab.baselines` in the model, (B, H, N, N)."""
+    """Return the maps of every attention of `fastmax_lab.baselines` in the model, (B, H, N, N)."""
     found: list[Tensor] = []
 
     def hook(inner: Any, inputs: tuple[Any, ...], options: dict[str, Any], _output: Tensor) -> None:

@@ -29,7 +29,7 @@ NOTED_EVERY = 5.0
 
 @dataclass
 class Outcome:
-    """What a run did: how many items, and why others were not measured."""
+    """The outcome of a run: how many items, and why the rest were not measured."""
 
     measured: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ def run(
     command: str,
     say: Callable[[str], None] = print,
 ) -> Outcome:
-    """Everything of a budget that is not in `out` yet.
+    """Measure everything of a budget that is not in `out` yet.
 
     An item whose data is not there, or whose training diverges, is left out, with the reason. The next run tries it again,
     from its beginning.
@@ -56,18 +56,18 @@ def run(
         while True:
             every = {_key(item): item for item in plan(experiments, budget, out)}
             missing = [item for key, item in every.items() if key not in outcome.left_out]
-            if not missing:  # but what another process has measured meanwhile
+            if not missing:  # but what another process has measured since
                 outcome.left_out = {key: reason for key, reason in outcome.left_out.items() if key in every}
                 return outcome
             bar.total = spent + sum(item.cost for item in missing)
-            item = missing[0]  # what it finds may ask for items that come before the others
+            item = missing[0]  # its result may request items that come before the rest
             bar.show(spent, _key(item))
             if _measure(item, data, out, command, outcome, bar, spent, say):
                 spent += item.cost
 
 
 def plan(experiments: Sequence[Experiment], budget: str, out: Path) -> list[Item]:
-    """What is missing, as far as it is known."""
+    """Return the items that are missing."""
     missing: list[Item] = []
     for one in experiments:
         items, known = _asked(one, budget, out)
@@ -78,7 +78,7 @@ def plan(experiments: Sequence[Experiment], budget: str, out: Path) -> list[Item
 def _asked(experiment: Experiment, budget: str, out: Path) -> tuple[list[Item], dict[str, Measurement]]:
     """Return the items of a budget, and the measurements of those that have theirs, by `_key`.
 
-    What is found of the items may ask for more. Measurements with other settings are ignored, even under the same name.
+    The results of items may request more. Measurements with other settings are ignored, even under the same name.
     """
     files: dict[str, dict[str, Measurement]] = {}
     known: dict[str, Measurement] = {}
@@ -198,7 +198,7 @@ class _Attempt:
         write_whole(self.folder / NOTE, json.dumps(note).encode())
 
     def _keeps(self) -> bool:
-        """Whether there is anything to go on with."""
+        """Return True if a run can be resumed."""
         return any(entry.name not in (LOCK, NOTE) for entry in self.folder.iterdir())
 
 
@@ -209,7 +209,7 @@ def _noted(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_of(folder: Path, item: Item) -> bool:
-    """A folder without a note is taken for the item's: it may be of a release that wrote none."""
+    """Return True if a folder belongs to the item, or has no note: an older release wrote none."""
     note = _noted(folder)
     return note is None or note["settings"] == plain(item.settings)
 
@@ -225,7 +225,7 @@ def _folder(item: Item, out: Path) -> Path:
 
 
 def _remove_empty(folder: Path) -> None:
-    """The folder of an item, and those around it, if there is nothing in them."""
+    """Remove the folder of an item, and those around it, if they are empty."""
     for path in (folder, folder.parent, folder.parent.parent):
         with suppress(OSError):
             path.rmdir()

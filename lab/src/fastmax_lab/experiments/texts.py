@@ -25,7 +25,7 @@ class Text:
 
 
 def load(name: str, data: Path) -> Text:
-    """`shakespeare` is read from `data`, `listops` is made."""
+    """Load the text: `shakespeare` is read from `data`, `listops` is made."""
     if name == "listops":
         return _listops()
     train, alphabet = shakespeare.load("train", data)
@@ -34,7 +34,7 @@ def load(name: str, data: Path) -> Text:
 
 
 def _listops() -> Text:
-    """Lines such as `[MAX 2 [SM 7 8 ] ] = 5`, of 16 to 64 tokens, always the same."""
+    """Make lines such as `[MAX 2 [SM 7 8 ] ] = 5`, of 16 to 64 tokens, always the same."""
     lines: list[np.ndarray] = []
     count = 0
     for tokens, lengths, labels in listops.generate(np.random.default_rng(0), 16, 64):

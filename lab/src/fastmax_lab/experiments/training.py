@@ -38,7 +38,7 @@ def make_model(
     config: LMConfig,
     wrap: Wrap = lambda layer: layer,
 ) -> FastmaxLM:
-    """Models of one seed start from the same weights, whatever their attention. `wrap` may change the layer's class."""
+    """Make the model. Models of one seed start from the same weights. `wrap` may change the layer's class."""
     torch.manual_seed(seed)
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__} | ATTENTIONS[attention]
     layer = SoftmaxAttention if attention.startswith("softmax") else FastmaxAttention
@@ -55,9 +55,9 @@ def train(
     warmup: int,
     watch: Watch = lambda _step, _loss: False,
 ) -> dict[str, Any]:
-    """The training loss, smoothed, and the seconds it took; ends early where `watch` says so.
+    """Return the smoothed training loss and the seconds; ends early where `watch` says so.
 
-    DivergedError at the first loss that is not finite.
+    Raises DivergedError at the first loss that is not finite.
     """
     optimizer = torch.optim.AdamW(groups, lr, betas=(0.9, 0.95))
     smooth, start = 0.0, perf_counter()
@@ -82,7 +82,7 @@ def train(
 
 @torch.no_grad()
 def reaches(model: nn.Module, tokens: Tensor) -> list[list[float]] | None:
-    """By layer and head: after how many tokens a key has faded to 1 / e, from the mean of its decays on these tokens.
+    """Return by layer and head the tokens until a key has faded to 1 / e, from the mean of its decays on these tokens.
 
     None of a model without gates.
     """

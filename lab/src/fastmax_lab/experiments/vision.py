@@ -72,7 +72,7 @@ class VisionModel(nn.Module):
 
 @torch.no_grad()
 def score(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Mean loss and accuracy; the model is left in training mode."""
+    """Return mean loss and accuracy; leave the model in training mode."""
     model.eval()
     logits = torch.cat([model(part) for part in torch.split(images, 500)])
     model.train()

@@ -1,4 +1,4 @@
-"""Which examples a step sees: a function of (seed, step), so that a run resumes at any step without replay."""
+"""The examples of each step: a function of (seed, step), so that a run resumes at any step without replay."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ POOL = 32
 
 
 def training_rows(examples: int, batch: int, seed: int, step: int, *, lengths: np.ndarray | None = None) -> np.ndarray:
-    """The examples of one step. Each epoch is a permutation; a batch may end one epoch and begin the next.
+    """Return the examples of one step. Each epoch is a permutation; a batch may end one epoch and begin the next.
 
     With the `lengths` of all examples a batch holds examples of similar length: less padding, the same examples per epoch.
     """
@@ -46,7 +46,7 @@ def training_rows(examples: int, batch: int, seed: int, step: int, *, lengths: n
 def _order(
     examples: int, batch: int, seed: int, epoch: int, places: np.ndarray, lengths: np.ndarray | None
 ) -> np.ndarray:
-    """What is at these places of an epoch."""
+    """Return the examples at these places of an epoch."""
     order: np.ndarray = _permutation(examples, seed, epoch)
     if lengths is None:
         return np.take(order, places)
@@ -59,7 +59,7 @@ def _order(
 
 
 def _grouped(rows: np.ndarray, batch: int, lengths: np.ndarray, seed: tuple[int, ...]) -> np.ndarray:
-    """These examples sorted by length, cut into batches, and the batches in any order."""
+    """Sort examples by length, cut them into batches, and shuffle the batches."""
     rows = by_length(rows, lengths)
     cuts = [rows[i : i + batch] for i in range(0, len(rows), batch)]
     short = [cuts.pop()] if len(cuts[-1]) < batch else []  # stays last, or the batches after it would straddle two
@@ -67,7 +67,7 @@ def _grouped(rows: np.ndarray, batch: int, lengths: np.ndarray, seed: tuple[int,
 
 
 def by_length(rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """These examples, the shortest first; of pairs the longer half counts."""
+    """Sort examples by length, the shortest first; of pairs the longer half counts."""
     own = np.asarray(lengths[rows])
     return rows[np.argsort(own if own.ndim == 1 else own.max(-1), kind="stable")]
 
@@ -78,7 +78,7 @@ def _permutation(examples: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def take(split: Split, rows: np.ndarray, *, trim: bool = True) -> Batch:
-    """These examples as tensors. `trim` cuts them to the longest, which changes no result as padding counts nowhere."""
+    """Return examples as tensors. `trim` cuts them to the longest, which changes no result as padding never counts."""
     tokens, lengths = split.tokens[rows], split.lengths[rows]
     if trim:
         tokens = tokens[..., : max(int(lengths.max()), 1)]
@@ -96,7 +96,7 @@ def check_shards(batch: int, world: int) -> None:
 
 
 def shard(rows: np.ndarray, rank: int, world: int) -> np.ndarray:
-    """The part of one process: equal parts, or the mean of gradients is not the gradient of the mean."""
+    """Return the equal part of one process. With unequal parts a mean of gradients would not be the gradient of the mean."""
     check_shards(len(rows), world)
     part = len(rows) // world
     return rows[rank * part : (rank + 1) * part]
@@ -105,7 +105,7 @@ def shard(rows: np.ndarray, rank: int, world: int) -> np.ndarray:
 def in_order(
     examples: int, batch: int, *, start: int = 0, limit: int | None = None, whole: bool = False
 ) -> Iterator[np.ndarray]:
-    """Every example once, or `limit` of them from `start` on, round and round; `whole` leaves out a last short batch."""
+    """Yield every example once, or `limit` of them cyclically from `start` on; `whole` drops a last short batch."""
     count = examples if limit is None else min(limit, examples)
     for i in range(0, count, batch):
         rows = (start + np.arange(i, min(i + batch, count))) % examples

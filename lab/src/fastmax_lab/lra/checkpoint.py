@@ -27,7 +27,7 @@ _MODEL, _OPTIMIZER = "model.", "optimizer."
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is. Data order, rates and random numbers are functions of the step, so this is all there is."""
+    """The step of a run. Data order, rates and random numbers follow from it."""
 
     step: int = 0
     best_step: int = 0
@@ -36,7 +36,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file holds; without an optimizer it is for evaluation only."""
+    """The contents of a file; without an optimizer it is for evaluation only."""
 
     config: RunConfig
     position: Position
@@ -47,7 +47,7 @@ class Checkpoint:
 def collect(
     config: RunConfig, position: Position, model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> Checkpoint:
-    """Of a model that may be wrapped for DDP or FSDP. Every process must call it; the first gets the whole."""
+    """Collect the state of a model, wrapped for DDP or FSDP or not. Every process must call it; the first gets the whole."""
     held: dict[str, Tensor] = {}
     if optimizer is not None:
         # only the state: param_groups hold the settings, which come from the configuration
@@ -58,7 +58,7 @@ def collect(
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    """Into a model and an optimizer made from the same configuration. Every process must call it."""
+    """Load into a model and an optimizer made from the same configuration. Every process must call it."""
     set_model_state_dict(model, dict(checkpoint.model), options=_SPREAD)
     if optimizer is not None:
         state: dict[str, dict[str, Tensor]] = {}
@@ -81,7 +81,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path) -> Checkpoint:
-    """ValueError if the file is damaged or is something else."""
+    """Load a file. Raise ValueError if it is damaged or is something else."""
     metadata, tensors = _tensor_file.read(path)
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of fastmax-lab lra: its format is {metadata.get('format')}")
@@ -92,14 +92,14 @@ def load(path: Path) -> Checkpoint:
     try:
         config = RunConfig.from_json(metadata["config"])
         return Checkpoint(config, Position(**json.loads(metadata["position"])), *parts)
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:  # whatever strange JSON leads to
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:  # any error of malformed JSON
         raise ValueError(
             f"{path} is no whole checkpoint of fastmax-lab lra ({type(error).__name__}: {error})"
         ) from error
 
 
 def load_for(path: Path, config: RunConfig) -> Checkpoint:
-    """The checkpoint of this very run; OtherRunError if it is of another, saying in what they differ."""
+    """Return the checkpoint of this very run. Raise OtherRunError with the differences if it is of another."""
     checkpoint = load(path)
     different = checkpoint.config.differences(config)
     if different:

@@ -15,7 +15,7 @@ from fastmax_lab.lra.quirks import Quirks
 from fastmax_lab.lra.run import RunConfig
 
 MOVING_BATCHES = 20
-"""How many batches the historical moving dev set scores, unless told."""
+"""The default number of batches that the historical moving dev set scores."""
 
 
 class Score(NamedTuple):
@@ -32,7 +32,7 @@ def load_split(config: RunConfig, name: str, data: Path) -> tasks.Split:
 
 
 def batches(split: tasks.Split, config: RunConfig, *, evaluation: int | None = None) -> list[np.ndarray]:
-    """The rows of each batch of an evaluation; ValueError if there is none.
+    """Return the rows of each batch of an evaluation. Raise ValueError if there is none.
 
     `evaluation` counts the evaluations of a dev set, which the historical one moves along by.
     """
@@ -59,7 +59,7 @@ def evaluate(
     *,
     evaluation: int | None = None,
 ) -> Score:
-    """The score over `batches`, in evaluation mode; the model is left as it was."""
+    """Return the score over `batches`, in evaluation mode; leave the model as it was."""
     sums = torch.zeros(3, dtype=torch.float64)
     training = model.training
     model.eval()
@@ -71,7 +71,7 @@ def evaluate(
             b = share.of(b).to(accelerator.device)
             with accelerator.autocast():
                 logits = model(b.tokens, b.lengths).float()
-            if len(part) and share.shard == 0:  # the others that share the sequences have the same logits
+            if len(part) and share.shard == 0:  # ranks that share the sequences have the same logits
                 loss = cross_entropy(logits, b.labels, reduction="sum").double()
                 correct = (logits.argmax(-1) == b.labels).sum().double()
                 sums += torch.stack((loss, correct, torch.tensor(len(part)).to(correct))).cpu()

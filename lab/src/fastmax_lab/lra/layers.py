@@ -43,7 +43,7 @@ class Dropout(nn.Module):
 
 
 def kept(shape: torch.Size, rate: float) -> Tensor:
-    """Boolean, from torch's generator: True with probability 1 - rate."""
+    """Draw booleans from torch's generator: True with probability 1 - rate."""
     bits = torch.empty((shape.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     return bits.view(torch.int16)[: shape.numel()].view(shape) >= round(rate * 2**16) - 2**15
 

@@ -157,7 +157,7 @@ class Classifier(nn.Module):
 def classifier(
     task: Task, preset: ModelPreset, name: str, *, options: Options | None = None, quirks: Quirks | None = None
 ) -> Classifier:
-    """A model of the preset with the attention of that name; `options` default to the preset's."""
+    """Return a model of the preset with the attention of that name; `options` default to the preset's."""
     if preset.qkv % preset.heads:
         raise ValueError(f"qkv must be divisible by heads, got {preset.qkv} and {preset.heads}")
     options = attention_options(preset) if options is None else options
@@ -176,7 +176,7 @@ def classifier(
 
 
 def attention_options(preset: ModelPreset, base: Options | None = None) -> Options:
-    """The preset's; the rest as in `base`."""
+    """Return the preset's options; the rest as in `base`."""
     return replace(
         Options() if base is None else base,
         dropout=preset.attention_dropout,
@@ -187,7 +187,7 @@ def attention_options(preset: ModelPreset, base: Options | None = None) -> Optio
 
 
 def mean_pool(x: Tensor, mask: Tensor | None, *, over_all: bool = False, sequence: Sequence | None = None) -> Tensor:
-    """(B, N, dim) -> (B, dim): the mean over real tokens, or their sum over the full length."""
+    """Average over real tokens, or divide their sum by the full length, (B, N, dim) -> (B, dim)."""
     if mask is None and sequence is None:
         return x.mean(1)
     mask = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
@@ -198,7 +198,7 @@ def mean_pool(x: Tensor, mask: Tensor | None, *, over_all: bool = False, sequenc
 
 
 def sinusoidal(length: int, dim: int) -> Tensor:
-    """(length, dim): sines in the first half of the channels, cosines in the second (Vaswani et al. 2017)."""
+    """Return (length, dim): sines in the first half of the channels, cosines in the second (Vaswani et al. 2017)."""
     half = (dim + 1) // 2
     angle = torch.arange(length)[:, None] * torch.exp(torch.arange(half) * (-log(10000.0) / max(half - 1, 1)))
     return torch.cat((angle.sin(), angle.cos()), 1)[:, :dim]

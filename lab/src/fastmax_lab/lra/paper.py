@@ -13,16 +13,16 @@ _SAME = {"softmax": "vanilla", "fastmax2, paper's scale": "fastmax2"}
 
 
 def accuracy(attention: str, task: str) -> float | None:
-    """Per cent."""
+    """Return the paper's accuracy in per cent."""
     return tasks.module(task).PAPER.accuracy.get(_SAME.get(attention, attention))
 
 
 def speed(attention: str, task: str) -> float | None:
-    """Steps per second, on the paper's GPU."""
+    """Return the steps per second on the paper's GPU."""
     return tasks.module(task).PAPER.steps_per_second.get(attention)
 
 
 def speed_ratio(attention: str, task: str) -> float | None:
-    """Steps per second over those of vanilla."""
+    """Return the steps per second over those of vanilla."""
     own, vanilla = speed(attention, task), speed("vanilla", task)
     return None if own is None or vanilla is None else own / vanilla

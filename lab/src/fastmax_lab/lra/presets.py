@@ -1,4 +1,4 @@
-"""The presets of all tasks, by harness: each task module has its own."""
+"""The presets of all tasks, by harness, from the task modules."""
 
 from fastmax_lab.lra import tasks
 from fastmax_lab.lra.config import Preset

@@ -1,4 +1,4 @@
-"""Which part of a batch a process has: some of its examples, and of those all tokens or a shard."""
+"""The part of a batch that a process has: some of its examples, and of those all tokens or a shard."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from fastmax_lab.lra.config import Processes
 
 @dataclass(frozen=True)
 class Share:
-    """Of the examples part `rank` of `world`; of their tokens shard `shard` of `shards`."""
+    """Part `rank` of `world` of the examples, and shard `shard` of `shards` of their tokens."""
 
     rank: int
     world: int
@@ -21,12 +21,12 @@ class Share:
     shards: int = 1
 
     def of(self, batch: Batch) -> Batch:
-        """The tokens of this process; lengths stay those of the whole sequences."""
+        """Return the tokens of this process; lengths stay those of the whole sequences."""
         return replace(batch, tokens=batch.tokens.tensor_split(self.shards, -1)[self.shard])
 
 
 def share(accelerator: Any, processes: Processes, model: nn.Module) -> Share:
-    """Of this process. The model attends over all shards from now on, if there are several; every process must call it."""
+    """Return the part of this process. If there are several shards, the model attends over all from now on; collective."""
     rank, world, shards = accelerator.process_index, accelerator.num_processes, processes.context_parallel
     if world % shards:
         raise SettingError("context_parallel", f"must divide the number of processes, got {shards} and {world}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Quirks:
-    """What the harnesses did, and what is done instead."""
+    """The deviations of the harnesses, and what is done instead."""
 
     zero_is_padding: bool = False
     """Token 0 is masked wherever it stands, black pixels too; else what lies beyond a sequence's length is."""
@@ -31,5 +31,5 @@ class Quirks:
 
 
 def flags() -> list[str]:
-    """Their names on the command line."""
+    """Return their names on the command line."""
     return [field.name.replace("_", "-") for field in fields(Quirks)]

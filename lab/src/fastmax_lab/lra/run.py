@@ -66,13 +66,13 @@ class RunConfig:
         )
 
     def differences(self, other: "RunConfig") -> list[str]:
-        """`name: mine, not theirs` for each setting that differs."""
+        """Return `name: mine, not theirs` for each setting that differs."""
         mine, theirs = (_flat(asdict(config)) for config in (self, other))
         return [f"{name}: {mine[name]}, not {theirs[name]}" for name in mine if mine[name] != theirs[name]]
 
     @property
     def evaluation_steps(self) -> int:
-        """Steps between looks at the dev set."""
+        """Return the steps between looks at the dev set."""
         return max(1, self.train.steps // 20) if self.eval_every is None else self.eval_every
 
     def task_shape(self) -> tasks.Task:
@@ -89,7 +89,7 @@ class RunConfig:
 
 
 def configure(task: str, attention: str, **changes: Any) -> RunConfig:
-    """The configuration of a preset with `changes`: settings of RunConfig, ModelPreset and TrainPreset, as in `replace`.
+    """Change a preset's configuration by settings of RunConfig, ModelPreset and TrainPreset, as `replace` does.
 
     A schedule shortened below its warmup warms up for a tenth of it. ValueError names a setting that cannot be.
     """

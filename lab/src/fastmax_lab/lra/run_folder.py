@@ -8,7 +8,7 @@ from pathlib import Path
 
 LOCK = ".lock"
 TRIES = 100
-"""To make a folder and lock it, while others that end remove it in between."""
+"""Attempts to make a folder and lock it, while ending runs remove it in between."""
 
 
 class InUseError(ValueError):
@@ -16,12 +16,12 @@ class InUseError(ValueError):
 
 
 class OtherRunError(ValueError):
-    """What is in the folder belongs to a run with other settings."""
+    """An error for a folder that belongs to a run with other settings."""
 
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Makes the folder if need be and holds it; folders made that are still empty at the end are removed again.
+    """Make the folder if need be and hold it; remove folders that were made and are still empty at the end.
 
     InUseError if another process holds it.
     """
@@ -31,7 +31,7 @@ def exclusive(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # before it is unlocked, so that whoever waits for this very file sees that it is gone
+            # before it is unlocked, so that a process that waits for this file sees that it is gone
             (folder / LOCK).unlink(missing_ok=True)
             os.close(lock)
     finally:
@@ -41,7 +41,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def clear(folder: Path) -> None:
-    """Removes all that is in a folder which this process holds."""
+    """Remove all that is in a folder which this process holds."""
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -50,7 +50,7 @@ def clear(folder: Path) -> None:
 
 
 def _hold(folder: Path, made: set[Path]) -> int:
-    """The lock. The folders that had to be made go to `made`, whatever happens."""
+    """Take the lock. The folders that had to be made go to `made`, even if this fails."""
     tries = 0
     while True:
         tries += 1

@@ -9,7 +9,7 @@ DIV, FINAL_DIV = 25.0, 1e4
 
 
 def learning_rate(train: TrainPreset, step: int) -> float:
-    """The rate of the step, counted from 0."""
+    """Return the rate of the step, counted from 0."""
     if train.schedule == "onecycle":
         return _one_cycle(train, step)
     if train.schedule == "rsqrt":
@@ -24,7 +24,7 @@ def learning_rate(train: TrainPreset, step: int) -> float:
 
 
 def _one_cycle(train: TrainPreset, step: int) -> float:
-    """Up in a straight line to step warmup - 1, then down in one to the last step."""
+    """Rise linearly to step warmup - 1, then fall linearly to the last step."""
     start, end = train.lr / DIV, train.lr / DIV / FINAL_DIV
     top = min(train.warmup, train.steps) - 1
     if step < top:

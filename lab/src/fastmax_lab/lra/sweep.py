@@ -22,7 +22,7 @@ def sweep(
     device: str = "auto",
     say: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
-    """Each run resumes where it was; those with a result are not repeated."""
+    """Run all, resuming each where it stopped; those with a result are not repeated."""
     results = []
     for number, config in enumerate(configs, 1):
         say(f"[{number}/{len(configs)}] {config.task}, {config.attention}, seed {config.seed}")

@@ -84,7 +84,7 @@ def train(
         if found is not None and (out / RESULT).exists():
             result: dict[str, Any] = json.loads((out / RESULT).read_text())
             return result
-        with accelerator.main_process_first():  # the others then find the cached arrays
+        with accelerator.main_process_first():  # other processes then find the cached arrays
             splits = {name: load_split(config, name, data) for name in tasks.SPLITS}
         for name in ("val", "test"):
             batches(splits[name], config)

@@ -8,7 +8,7 @@ from fastmax_lab.report.table import milliseconds, passes, table, times
 
 
 def summary(measured: Sequence[Measurement]) -> str:
-    """Return the table. Ratios are medians of neighbouring measurements."""
+    """Return the tables. Ratios are medians of neighbouring measurements."""
     rows = []
     for d in measured:
         s, of = d.values["seconds"], d.settings

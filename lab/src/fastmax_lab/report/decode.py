@@ -7,7 +7,7 @@ from fastmax_lab.report.table import milliseconds, table, times
 
 
 def summary(measured: Sequence[Measurement]) -> str:
-    """Return the table, how flat the time per token is, and from which context on a state takes less of it than a cache."""
+    """Return the table, how flat the time per token is, and the context from which a state takes less of it than a cache."""
     rows, steps = [], []
     for cell in (d.settings | d.values for d in measured):
         s = {name: t["median"] for name, t in cell["seconds"].items()}

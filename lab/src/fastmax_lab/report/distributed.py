@@ -9,7 +9,7 @@ from fastmax_lab.report.table import milliseconds, table
 
 
 def summary(measured: Sequence[Measurement]) -> str:
-    """Return the tables: measured first, then on paper."""
+    """Return the tables, first measured ones, then computed ones."""
     model = next(d.values for d in measured if d.name == ON_PAPER)
     cells = [d.settings | d.values for d in measured if d.name != ON_PAPER]
     layer = model["layer"]

@@ -7,7 +7,7 @@ from fastmax_lab.report.table import mask, milliseconds, table, times
 
 
 def summary(measured: Sequence[Measurement]) -> str:
-    """Return the table: ratios to the same call without dropout, medians of neighbouring measurements."""
+    """Return ratios to the same call without dropout, medians of neighbouring measurements."""
     rows = []
     for cell in (d.settings | d.values for d in measured):
         took = dict(cell["seconds"])

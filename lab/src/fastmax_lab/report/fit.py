@@ -1,4 +1,4 @@
-"""A report in the width of a terminal: prose is wrapped, tables that are too wide are set anew or in parts."""
+"""The fit of text to a width: prose is wrapped, tables that are too wide are set again or in parts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ GAP = 2
 
 
 def fit(report: str, width: int) -> str:
-    """Lines of at most `width` characters; what fits already stays as it is, Markdown tables too."""
+    """Wrap lines to at most `width` characters; keep what fits already, Markdown tables too."""
     parts = []
     for is_table, group in groupby(report.splitlines(), lambda line: line.startswith("|")):
         lines = list(group)
@@ -31,14 +31,14 @@ class _Column:
 
     @property
     def least(self) -> int:
-        """With its header in words, and what is prose too."""
+        """Return the least width, with the header in words and prose wrapped."""
         return max(
             _longest_word(cell) if i == 0 or len(cell) > PROSE else len(cell) for i, cell in enumerate(self.cells)
         )
 
     @property
     def whole(self) -> int:
-        """With its header in words, and nothing else wrapped."""
+        """Return the width with the header in words and nothing else wrapped."""
         return max(self.least, *map(len, self.cells[1:]))
 
     @property

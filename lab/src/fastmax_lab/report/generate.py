@@ -49,20 +49,20 @@ def _growth_by_layers(measured: Sequence[Measurement]) -> dict[int, float]:
 
 
 def growth(measured: Sequence[Measurement], name: str) -> float:
-    """Bytes of the process, from the first context to the last: what layers keep, and the ids and masks of generate()."""
+    """Return the bytes that the process grows, from the first context to the last: layers, and generate()'s ids and masks."""
     first, last = (_cells(measured)[i]["resident_bytes"][name] for i in (0, -1))
     return float(last - first)
 
 
 def growth_per_layer(measured: Sequence[Measurement]) -> float:
-    """Bytes by which a model with one layer more grows more: the ids and masks of generate() are those of all layers."""
+    """Return the bytes that one more layer grows more: the ids and masks of generate() do not depend on layers."""
     grown = _growth_by_layers(measured)
     few, many = min(grown), max(grown)
     return float(grown[many] - grown[few]) / (many - few)
 
 
 def draw(measured: Sequence[Measurement], path: str | PathLike[str]) -> None:
-    """Two panels, time and memory (extra "report")."""
+    """Draw two panels, time and memory (extra "report")."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")

@@ -10,7 +10,7 @@ from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.table import milliseconds, passes, table, times
 
 RULE_LIMIT = 1.25
-"""The form that the rule picks may be so many times slower than the other."""
+"""Maximum ratio of the form that the rule picks to the other one."""
 
 
 def summary(measured: Sequence[Measurement]) -> str:
@@ -42,24 +42,24 @@ def summary(measured: Sequence[Measurement]) -> str:
 
 
 def threads(measured: Measurement) -> str:
-    """Return how much faster all threads are than one."""
+    """Return the speedup of all threads over one."""
     best, s = {name: t["best"] for name, t in measured.values["seconds"].items()}, measured.settings
     shape = f"forward, order 2, {s['tokens']:,} tokens, D = {s['head_dim']}, {s['heads']} heads"
     return f"Threads: {s['threads']} are {times(best['one'] / best['all'])} as fast as one ({shape})."
 
 
 def share_of_sgemm(cell: dict[str, Any]) -> float:
-    """Flops of the cheaper exact form at the native kernel's time, over those of sgemm in the same cell."""
+    """Return flops of the cheaper exact form at the native kernel's time, over those of sgemm in the same cell."""
     return _least_seconds_of_flops(cell) / float(cell["seconds"]["native"]["best"])
 
 
 def paired_share_of_sgemm(cell: dict[str, Any]) -> float:
-    """Return the same of neighbouring measurements, the median over rounds."""
+    """Return the same of neighbouring measurements, the median over rounds; older files do not have it."""
     return _flops(cell) / sgemm_flops() / float(cell["seconds"]["native"]["paired"])
 
 
 def share_of_roofline(cell: dict[str, Any]) -> float | None:
-    """The larger of the flops at the pace of sgemm and the bytes of q, k, v, o at that of a copy, over the time taken."""
+    """Return the larger of the flops at the rate of sgemm and the bytes of q, k, v, o at that of a copy, over the time."""
     if "copy" not in cell["seconds"] or cell["backward"]:
         return None
     item = 4 if cell["dtype"] == "float32" else 2
@@ -79,7 +79,7 @@ def _flops(cell: dict[str, Any]) -> float:
 
 
 def rule(cells: list[dict[str, Any]]) -> str:
-    """How much slower the form that the rule picks was than the other one, at worst."""
+    """Return the largest ratio of the time of the form that the rule picks to that of the other one."""
     worst, where = 0.0, {}
     for cell in cells:
         forms = {name: cell["seconds"][name]["best"] for name in ("dense", "factorized") if name in cell["seconds"]}

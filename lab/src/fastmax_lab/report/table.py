@@ -1,10 +1,10 @@
-"""Plain text tables, readable in a terminal and in Markdown alike."""
+"""Text tables, readable in a terminal and in Markdown."""
 
 from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned: the first to the left, the others, numbers, to the right."""
+    """Align columns: the first to the left, the rest, numbers, to the right."""
     columns = list(zip(header, *rows, strict=True))
     widths = [max(3, *(len(cell) for cell in column)) for column in columns]
 

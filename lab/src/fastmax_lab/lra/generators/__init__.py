@@ -1,1 +1,1 @@
-"""Examples made from a seed where a task's own recipe is known: ListOps expressions and Pathfinder images."""
+"""Examples made from a seed by the task's published recipe: ListOps expressions and Pathfinder images."""

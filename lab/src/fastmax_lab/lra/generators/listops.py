@@ -29,7 +29,7 @@ class _Level:
 def generate(
     rng: np.random.Generator, shortest: int, longest: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Batches of tokens (count, longest), lengths and labels, without end and without duplicates.
+    """Yield batches of tokens (count, longest), lengths and labels, without end and without duplicates.
 
     Accepted are trees of more than `shortest` and fewer than `longest` tokens, as in the official generator.
     """
@@ -67,7 +67,7 @@ def _forest(rng: np.random.Generator, shortest: int, longest: int) -> tuple[np.n
 
 
 def _shapes(rng: np.random.Generator) -> list[_Level]:
-    """Trees whose root is an operator: a lone digit would be too short anyway."""
+    """Return trees whose root is an operator: a lone digit would be too short."""
     tree = np.arange(_CANDIDATES)
     levels = [_Level(tree, rng.integers(2, MAX_ARGUMENTS + 1, len(tree)))]
     for depth in range(2, MAX_DEPTH + 1):

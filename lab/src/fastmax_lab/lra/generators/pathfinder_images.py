@@ -14,7 +14,7 @@ _HALF = 3  # half the side of the patch that a dash or a dot may touch, in pixel
 
 
 def generate(rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of images (count, 32, 32) in bytes and labels (count,), without end. Every even number is balanced."""
+    """Yield batches of images (count, 32, 32) in bytes and labels (count,), without end. Every even number is balanced."""
     while True:
         contours, distractors = scenes(rng, _ATTEMPTS)
         count = len(contours.tails) // 2 * 2
@@ -64,7 +64,7 @@ def _patch(centre: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _light(canvas: np.ndarray, rows: np.ndarray, x: np.ndarray, y: np.ndarray, light: np.ndarray) -> None:
-    """Light pixels to the brighter of old and new, in the part of the patch that lies in the window."""
+    """Set pixels to the brighter of old and new, in the part of the patch that lies in the window."""
     inside = (x >= 0) & (x < WINDOW) & (y >= 0) & (y < WINDOW)
     i, j, k = np.nonzero((light > 0) & inside)
     where = rows[i], y[i, j, 0], x[i, 0, k]

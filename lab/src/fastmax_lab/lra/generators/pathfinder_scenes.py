@@ -70,7 +70,7 @@ def scenes(rng: np.random.Generator, attempts: int) -> tuple[Dashes, Dashes]:
 
 
 def _long_contours(rng: np.random.Generator, origins: np.ndarray) -> tuple[Dashes, np.ndarray]:
-    """Those that reach their full length, and what they cover."""
+    """Return the contours that reach their full length, and what they cover."""
     cover = np.full((len(origins), WINDOW, WINDOW), _FREE)
     dashes, rows = _grow(rng, cover, np.arange(len(origins)), origins, _any_direction(rng, len(origins)), CONTOUR)
     return dashes, cover[rows]
@@ -95,7 +95,7 @@ def _pairs(first: Dashes, cover: np.ndarray, second: Dashes) -> tuple[np.ndarray
 
 
 def _distractors(rng: np.random.Generator, taken: np.ndarray) -> Dashes:
-    """One short contour per image wherever there is room, marked in `taken`."""
+    """Draw one short contour per image wherever there is room, marked in `taken`."""
     shape = (len(taken), DISTRACTOR)
     tails, directions = np.full(shape, np.nan, np.complex64), np.full(shape, np.nan, np.complex64)
     rows = np.arange(len(taken))
@@ -121,7 +121,7 @@ def _grow(
     headings: np.ndarray,
     length: int,
 ) -> tuple[Dashes, np.ndarray]:
-    """Contours of `length` dashes from their origins, and in which rows they were completed.
+    """Grow contours of `length` dashes from their origins, and return in which rows they were completed.
 
     `cover` holds for every pixel the number of the first dash that covers it, counted from 1; 0 is what was there.
     """
@@ -157,7 +157,7 @@ def _fits(
 
 
 def _stamp(cover: np.ndarray, rows: np.ndarray, step: int, tails: np.ndarray, directions: np.ndarray) -> None:
-    """Covers the pixels whose centres are nearer to the dash than CLEARANCE."""
+    """Cover the pixels whose centres are nearer to the dash than CLEARANCE."""
     centre = Dashes(tails, directions).at(DASH / 2)[:, :, None]
     x = np.floor(centre.real).astype(np.intp) + _BOX
     y = np.floor(centre.imag).astype(np.intp) + _BOX[:, None]

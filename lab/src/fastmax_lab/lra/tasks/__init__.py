@@ -27,7 +27,7 @@ def names() -> tuple[str, ...]:
 
 
 def module(name: str) -> TaskModule:
-    """All that there is of a task."""
+    """Return the module of a task."""
     if name not in _MODULES:
         raise ValueError(f"task must be one of {', '.join(_MODULES)}, got {name!r}")
     return _MODULES[name]
@@ -60,7 +60,7 @@ def load(
     """Load the first `limit` examples of a split, or all.
 
     They come from the official files in `data` if it has them, else from the compact ones. ListOps and Pathfinder are
-    generated from `seed` if there are neither; for the others FileNotFoundError lists the missing files. The arrays
+    generated from `seed` if there are neither; for other tasks FileNotFoundError lists the missing files. The arrays
     are built once and kept in `data`, or in the user's cache folder if that cannot be written to.
     """
     if split not in SPLITS:

@@ -68,7 +68,7 @@ def source(data: Path, split: str, length: int, seed: int) -> Source:  # noqa: A
 
 
 def grey(rgb: np.ndarray) -> np.ndarray:
-    """(..., 3, 32, 32) bytes to (..., 32, 32), as TensorFlow's rgb_to_grayscale does for bytes."""
+    """Convert (..., 3, 32, 32) bytes to (..., 32, 32), as TensorFlow's rgb_to_grayscale does for bytes."""
     unit = rgb.astype(np.float32) * np.float32(1 / 255)
     mixed = np.einsum("...chw,c->...hw", unit, _GREY)
     levels: np.ndarray = np.clip(mixed * np.float32(255.5), 0, 255).astype(np.uint8)

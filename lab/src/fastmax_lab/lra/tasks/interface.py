@@ -23,7 +23,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """Everything that a model needs to know of a task."""
+    """The properties of a task that a model needs."""
 
     name: str
     length: int

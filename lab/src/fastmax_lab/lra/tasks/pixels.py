@@ -11,7 +11,7 @@ LENGTHS = tuple((SIDE >> k) ** 2 for k in range(5))  # 1024, 256, 64, 16, 4
 
 
 def block(images: np.ndarray, labels: np.ndarray, length: int) -> Block:
-    """(count, 32, 32) bytes; every pixel is a token."""
+    """Return a block of (count, 32, 32) bytes; every pixel is a token."""
     side = isqrt(length)
     square = SIDE // side
     means = images.reshape(-1, side, square, side, square).mean((2, 4)) if square > 1 else images

@@ -73,7 +73,7 @@ def _official(path: Path) -> Iterator[Pair]:
 
 
 def _compact(docs: Path, pairs: Path, part: str, length: int) -> Iterator[Pair]:
-    """`docs` has the texts by id; a line of `pairs` is split, label, citing id, other id."""
+    """Pack the examples: `docs` has the texts by id; a line of `pairs` is split, label, citing id, other id."""
     texts = {}
     for number, line in files.lines(docs):
         with files.row(docs, number):

@@ -82,7 +82,7 @@ def _compact(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _official(path: Path, part: str) -> Iterator[tuple[int, bytes]]:
-    """Negative and positive by turns, in the order of their ids: every even prefix is balanced."""
+    """Return negative and positive examples in turn, in the order of their ids: every even prefix is balanced."""
     reviews: dict[str, list[tuple[int, bytes]]] = {"neg": [], "pos": []}
     for name, text in archives.members(path, lambda name: name.startswith(f"aclImdb/{part}/")):
         match = _MEMBER.fullmatch(name)
