@@ -1,4 +1,4 @@
-// All kernels for one instruction set level. FM_LEVEL names the level and keeps its functions apart from the others'.
+// All kernels for one instruction set level. FM_LEVEL names the level and the namespace of its functions.
 #include "schedule/check.h"
 #include "schedule/run.h"
 #include "schedule/step.h"

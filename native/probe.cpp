@@ -1,4 +1,4 @@
-// Prints the short name of the best level that this machine runs, for a build that is for this machine alone.
+// Prints the short name of the best level that this machine runs, for a build for this machine alone.
 #include <stdio.h>
 
 #include "levels.h"

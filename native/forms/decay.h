@@ -1,4 +1,4 @@
-// Forgetting inside one chunk of tokens: what keys, queries and a state fade by, from sums of log_decay over the chunk alone.
+// Decay inside one chunk of tokens: factors on keys, queries and a state, from sums of log_decay over the chunk alone.
 //
 // c[t] is the sum of log_decay from the chunk's first token to t, with that of t, in fp64. Every exponent is at most 0. A state
 // is decayed to the last token that was added to it.
@@ -61,7 +61,7 @@ struct DecayChunk {
     for (int i = 0; i < n; i += LANES<T>) store(x + i, exp_of_negative<T>(load(x + i)));
   }
 
-  // pairs[key][W]: what each of `keys` keys from `first_key` on has faded by at the W queries from `query` on. `seen` of them
+  // pairs[key][W]: the factor on each of `keys` keys from `first_key` on at the W queries from `query` on. `seen` of them
   // may be seen by some of these; those that causality hides from a query count as 1 there.
   const T* fade_pairs(int64_t query, int64_t first_key, int seen) {
     const double* at_query = c + query;
@@ -93,7 +93,7 @@ struct DecayChunk {
     return pairs;
   }
 
-  // The row of pairs of one token, `other`, with the W from `own` on: by what the earlier of the two has faded at the later.
+  // The row of pairs of one token, `other`, with the W from `own` on: the factor on the earlier of the two at the later.
   void fade_row(T* row, int64_t own, int64_t other, bool is_later) const {
     T by[W];
     for (int64_t w = 0; w < W; w++) {
@@ -116,7 +116,7 @@ struct DecayChunk {
       }
     }
   }
-  // Rows [sub][columns][W] of queries, in place, by what a state has faded by at them.
+  // Rows [sub][columns][W] of queries, in place, by the factor on a state at them.
   void fade_queries(T* rows, int columns, int subs) const { fade_lanes(rows, columns, subs, since_start); }
   // Rows of tokens, in place, each by its factor.
   static void fade_rows(T* rows, int64_t pitch, int columns, const T* factors, int count) {

@@ -1,4 +1,4 @@
-// Dropout of a call: the words of its features, and what is dropped of a chunk of its tokens.
+// Dropout of a call: the words of its features, and the masks of a chunk of its tokens.
 #pragma once
 #include "api.h"
 #include "forms/workspace.h"
@@ -21,7 +21,7 @@ struct FeatureWords {
   bool are_made = false;
 
   void take(Workspace& workspace, const Features<T>& f) { words = workspace.take<uint32_t>((int64_t)f.blocks * WIDE<T>); }
-  // Of those that are there; what lies behind the last lane of a block is not used.
+  // For existing features; lanes behind the last are not used.
   void make(const FmCall& c, const Features<T>& f) {
     if (are_made || !drops_features(c)) return;
     are_made = true;
@@ -35,7 +35,7 @@ struct FeatureWords {
   }
 };
 
-// Of a chunk of queries or keys.
+// The masks of a chunk of queries or keys.
 template <class T>
 struct TokenDropout {
   uint32_t *add, *multiply;  // the words of its tokens

@@ -1,4 +1,4 @@
-// The factorized form of one head: what is summed into a state, and what is done with it, chunk by chunk.
+// The factorized form of one head: sums into a state, and reads of it, chunk by chunk.
 //
 // A state is summed in order for the outputs and the queries' gradients, in reverse for the keys'. When causal, a chunk's
 // own keys are seen in the dense form, and are added to the state behind it. Where features are dropped the dense form has no
@@ -67,7 +67,7 @@ struct FactorizedForm {
   FeatureMasks<T> key_masks() const { return keys.dropout.masks(*call, words); }
   FeatureMasks<T> query_masks() const { return queries.dropout.masks(*call, words); }
   const DecayChunk<T>* fading() const { return decays ? &decay : nullptr; }
-  // What a state fades by over the chunk, once for all query heads that are added to it.
+  // The factor on a state over the chunk, once for all query heads that are added to it.
   T fade(int64_t group) const { return decays && group == 0 ? decay.whole : 1; }
   // A state over a chunk where nothing is added to it.
   void fade_alone(State<T> state) const {
@@ -291,7 +291,7 @@ struct FactorizedForm {
     pairs.make_grads(others, queries.w, sizes.u_pitch, u_transposed, columns, subs, fading());
     read_vjp(sizes.features, state, x_transposed, key_masks(), u_faded, subs, d_x_transposed, &others, prefetcher);
   }
-  // Whose gradients are wanted: the denominator's only for that of the decay.
+  // The requested gradients: the denominator's only for that of the decay.
   int value_channels() const { return decays ? sizes.shape.columns : sizes.value_dim; }
   void dense_key_grads() {
     const Keys<T> dense = keys.dense();

@@ -31,7 +31,7 @@ struct Sizes {
   bool drops;  // features are dropped
   bool packs;  // values are packed where each is used often enough to pay for it
   int64_t x_pitch, u_pitch, dim_pitch;
-  // `is_private`: no state comes in or goes out that others read, whose layout is that of all channels.
+  // `is_private`: no state comes in or goes out in the public layout, which has all channels.
   Sizes(const FmCall& c, int order, bool is_private = false)
       : raw_dim((int)c.head_dim),
         reduces(is_private && order == 2 && c.normalize == FM_STANDARDIZE && raw_dim > 2 && !drops_features(c)),
@@ -45,7 +45,7 @@ struct Sizes {
         x_pitch(features.row_pitch()),
         u_pitch(features.head),
         dim_pitch(round_up(c.head_dim, WIDE<T>)) {}
-  // Of [sub][dim][W], with room for a transposition of all channels at once: what it writes behind `dim` is not used.
+  // Size of [sub][dim][W], with room for a transposition of all channels at once: what it writes behind `dim` is not used.
   int64_t transposed_size(int64_t tokens) const { return tokens * shape.dim + (reduces ? WIDE<T> : 0); }
   int64_t public_state_size() const {
     const int64_t dim = shape.dim;

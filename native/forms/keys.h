@@ -54,7 +54,7 @@ struct KeyChunk {
   const T* packed_values() const { return sizes->packs ? packed : nullptr; }
   Keys<T> dense() const { return {x, sizes->x_pitch, u, sizes->u_pitch, packed_values(), count, are_finite}; }
 
-  // Values by what they fade by until the end of the chunk; their packed copy too.
+  // Multiplies values, and their packed copy, by their factors at the end of the chunk.
   void fade_values(const T* factors) {
     for (int n = 0; n < count; n++) multiply_row(u + n * sizes->u_pitch, factors[n], sizes->shape.columns);
     pack_values();

@@ -53,7 +53,7 @@ struct Products {
     return decays ? decay.fade_pairs(query, key, visible<T>(tile(key).count, position)) : nullptr;
   }
 
-  // Adds what the sub-chunk s, from `query` on, takes from the tile of keys from `key` on.
+  // Adds the contribution of the tile of keys from `key` on to the sub-chunk s, from `query` on.
   void add_outputs(int s, int64_t query, int64_t key, int64_t position) {
     const T* fading = fade_pairs(query, key, position);
     weigh<T>(sizes.shape, tile(key), queries.x_transposed_of(s), position, fading, weights, nullptr);
@@ -69,7 +69,7 @@ struct Products {
     add_products(t.x, t.x_pitch, sizes.shape.dim, (const T*)of_slopes, visible_to_first_half<T>(t.count, position),
                  visible<T>(t.count, position), queries.d_x_of(s));
   }
-  // The gradients of a tile of keys, from all queries at hand.
+  // The gradients of a tile of keys, from all queries of the chunk.
   void add_key_grads(int64_t key, int64_t position, T* d_x, T* d_u) {
     const int count = tile(key).count;
     key_grads(count, position, slopes, STRIDE, queries.subs, queries.x, sizes.x_pitch, sizes.shape.dim, d_x, sizes.dim_pitch);

@@ -27,7 +27,7 @@ void public_features(const T* x, int dim, int order, T* out) {
 template <class T>
 struct Joining {
   const T* k;  // [tokens][k_pitch]: monomials
-  const T* u;  // [tokens][u_pitch]: what they are worth when the last of them has come
+  const T* u;  // [tokens][u_pitch]: their values, faded to the last of them
   int64_t k_pitch, u_pitch;
   int tokens;
   T fade;

@@ -1,4 +1,4 @@
-// Refuses a call that the kernels have no code for, so that nothing below needs an answer to a value it does not know.
+// Refuses a call that the kernels have no code for, so that no function below meets an unknown value.
 #pragma once
 #include "api.h"
 #include "forms/dropout.h"

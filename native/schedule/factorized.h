@@ -37,7 +37,7 @@ class FactorizedPass {
   }
 
  private:
-  // The number of chunks above which additions to a state are compensated: so many are still good to 1e-6, and the
+  // The number of chunks above which additions to a state are compensated: this many are still good to 1e-6, and the
   // compensation doubles what is read and written of the state.
   static constexpr int64_t LONG = 1024;
   // Bytes of states that a thread keeps in its cache, next to all else.
@@ -101,7 +101,7 @@ class FactorizedPass {
     return {range, sizes.chunk, (range.end - range.begin + sizes.chunk - 1) / sizes.chunk, reverse};
   }
 
-  // What a state fades by over a segment.
+  // The factor on a state over a segment.
   T fade(int64_t i, int64_t part) const {
     const FmTensor& t = call.log_decay;
     if (!t.data) return 1;
@@ -130,7 +130,7 @@ class FactorizedPass {
     }
     T* lost_of(int64_t n) const { return lost ? lost + n * pass.size : nullptr; }
     State<T> state(int64_t n) const { return {sums + n * pass.size, lost_of(n)}; }
-    // Segments bring the sum along; what it has lost is counted anew.
+    // Segments bring the sum along; compensation starts again at zero.
     State<T> state_at(T* sum) const { return {sum, lost_of(0)}; }
     void forget_losses() {
       if (lost) memset(lost, 0, pass.bundle * pass.size * sizeof(T));
@@ -178,7 +178,7 @@ class FactorizedPass {
     }
   };
 
-  // The sum of one segment by itself. When causal, nobody needs that of the last.
+  // The sum of one segment alone. When causal, that of the last is unused.
   struct SumSegment {
     using Worker = FactorizedPass::Worker;
     const FactorizedPass& pass;

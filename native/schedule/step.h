@@ -29,7 +29,7 @@ class Step {
     Workspace shared;
     if (!shared.allocate_zeros([&] { sums = shared.take<T>(heads * parts * groups * pitch); })) return FM_NO_MEMORY;
     if (!run_shares(pool, heads * parts, ReadPart{*this})) return FM_NO_MEMORY;
-    // the recent tokens change only when nobody reads the sum any more
+    // the recent tokens change only after the last read of the sum
     return parts == 1 || run_shares(pool, heads, SeeRecent{*this}) ? FM_OK : FM_NO_MEMORY;
   }
 
@@ -57,7 +57,7 @@ class Step {
       });
     }
   };
-  // Some rows of a head's sum; all there is to do where that is all of them.
+  // Some rows of a head's sum; the whole work if these are all rows.
   struct ReadPart {
     using Worker = Step::Worker;
     const Step& step;
@@ -130,11 +130,11 @@ class Step {
     }
   }
   int64_t joining_pitch() const { return round_up(columns, LANES<T>); }
-  // The oldest recent tokens, and what each is worth when the last of them has come.
+  // The oldest recent tokens, each with its factor at the last of them.
   Joining<T> load_joining(Worker& worker, int64_t i) const {
     const int tokens = features ? (int)call.fold : 0;
     double since = 0;
-    for (int n = 0; n < tokens; n++)  // in this order, for it writes a little more than it says
+    for (int n = 0; n < tokens; n++)  // in this order, because it writes beyond its end
       public_features(recent_k(i) + n * dim, dim, (int)call.order, worker.joining_k + n * features);
     for (int n = tokens; n-- > 0;) {
       const T* u = recent_u(i) + n * columns;
@@ -159,7 +159,7 @@ class Step {
     see_recent(worker, i, out);
     for (int64_t g = 0; g < groups; g++) store_output(i, g, out + g * pitch);
   }
-  // Of recent tokens before the new one.
+  // Number of recent tokens before the new one.
   int64_t kept() const { return call.recent_count - call.fold; }
   void drop_oldest(int64_t i) const {
     for (int64_t n = 0; call.total_decay && n < call.fold; n++) call.total_decay[i] += (double)recent_decay(i)[n];
@@ -167,7 +167,7 @@ class Step {
     memmove(recent_u(i), recent_u(i) + call.fold * columns, kept() * columns * sizeof(T));
     if (decays()) memmove(recent_decay(i), recent_decay(i) + call.fold, kept() * sizeof(T));
   }
-  // What each recent token has faded by at the new one, which comes last; returns what the sum has faded by.
+  // Computes the factor on each recent token at the new one, which comes last; returns the factor on the sum.
   T load_fading(Worker& worker, int64_t i) const {
     const int count = (int)kept();
     double since = 0;

@@ -35,7 +35,7 @@ bool run_parallel(const FmPool& pool, int64_t items, const Task& task) {
   return !shared.failed;
 }
 
-// The same for items that every call has anew: a thread takes the same ones each time, for what it has written is in its own
+// The same for items that every call repeats: a thread takes the same ones each time, because its results are in its
 // cache, and may be five times as far from the cores of another.
 template <class Task>
 bool run_shares(const FmPool& pool, int64_t items, const Task& task) {

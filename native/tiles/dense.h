@@ -76,7 +76,7 @@ FM_INLINE int visible(int count, int64_t diagonal) {
   return (int)max(0, min(count, diagonal + WIDE<T>));
 }
 
-// How many of them some query of its first half sees: behind these, the first half of the lanes has nothing to do.
+// How many keys some query of the first half sees: behind these, the first half of the lanes is idle.
 template <class T>
 FM_INLINE int visible_to_first_half(int count, int64_t diagonal) {
   return (int)max(0, min(count, diagonal + LANES<T>));
@@ -104,7 +104,7 @@ FM_INLINE void store_similarity(const Vec<T> (&s)[R][2], int order, T* out) {
       for (int h = 0; h < 2; h++) store(out + r * W + h * L, similarity<T, decltype(Order)::value>(s[r][h]));
   });
 }
-// What store_similarity leaves to be done with `count` rows of keys, if anything: orders above 2; a product with `fading`
+// The rest of store_similarity for `count` rows of keys: orders above 2; a product with `fading`
 // unless null; and zeros for queries before the key `first` + r.
 template <class T>
 FM_NOINLINE void finish_rows(T* rows, int count, int order, const T* fading, int64_t first, int64_t diagonal) {

@@ -39,7 +39,7 @@ struct TokenWords {
   Words<T> add, multiply;
 };
 
-// What is dropped of the features of a chunk of tokens.
+// The masks on the features of a chunk of tokens.
 template <class T>
 struct FeatureMasks {
   const uint32_t* features = nullptr;                  // [blocks][WIDE], the words of features; null where none are dropped
@@ -53,7 +53,7 @@ struct FeatureMasks {
   TokenWords<T> tokens(int64_t n) const { return {load_words<T>(add + n), load_words<T>(multiply + n)}; }
 };
 
-// Features x, or their gradients: what is left of them. Lanes are features of one token, or tokens of one feature.
+// Applies the masks to features x or their gradients. Lanes are features of one token, or tokens of one feature.
 template <class T>
 FM_INLINE Vec<T> kept(const FeatureMasks<T>& masks, Vec<T> x, Words<T> feature, const TokenWords<T>& token) {
   Words<T> hash = (feature + token.add) * token.multiply;

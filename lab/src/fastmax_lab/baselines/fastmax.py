@@ -1,5 +1,4 @@
-"""Fastmax of any order, with the scale that the paper has, that of a softmax layer, or one learned per head; and Fastmax2
-as in the authors' released code."""
+"""Fastmax of any order, at the scale of the paper, of a softmax layer or learned, and Fastmax2 of the authors' code."""
 
 from typing import Any
 
