@@ -19,22 +19,23 @@ def of(results: Path, experiment: str) -> list[Measurement]:
 def test_equal_time_counts_steps_by_what_they_cost(results: Path, sections: list[Section]) -> None:
     table = next(t for t in build.tables(sections) if t.name == "lra-equal-time")
     (timed,) = of(results, "lra-pace")
-    best = {name: t["best"] for name, t in timed.values["seconds"].items()}
+    median, best = ({name: t[which] for name, t in timed.values["seconds"].items()} for which in ("median", "best"))
     rows = {row[1]: row for row in table.rows}
     kernels = {name: name for name in ("fastmax1", "fastmax2", "fastmax2, gated", "softmax")}
     kernels |= {"softmax, plain formula": "vanilla", "fastmax2, paper's scale": "fastmax2"}
     assert rows.keys() == kernels.keys()
     for name, kernel in kernels.items():
         most = 60 if name == "fastmax1" else 40  # it has a longer run
-        assert rows[name][2] == pytest.approx(best[kernel] / best["fastmax2"])
-        assert rows[name][3] == pytest.approx(min(40, 40 * best["fastmax2"] / best[kernel]))
-        assert rows[name][6] == pytest.approx(min(most, 40 * best["softmax"] / best[kernel]))
-        assert rows[name][8] == pytest.approx(200 * (0.5 / 16) ** 0.5), "16 examples are tested"
+        assert rows[name][2] == pytest.approx(median[kernel] / median["fastmax2"])
+        assert rows[name][3] == pytest.approx(best[kernel] / best["fastmax2"])
+        assert rows[name][4] == pytest.approx(min(40, 40 * median["fastmax2"] / median[kernel]))
+        assert rows[name][7] == pytest.approx(min(most, 40 * median["softmax"] / median[kernel]))
+        assert rows[name][9] == pytest.approx(2 * (2 * (2500 / 16 + 1.1**2)) ** 0.5), "16 examples, seeds differ by 1.1"
     curve = {
         (d.settings["attention"], d.settings["steps"]): d.values["curves"]["dev"]
         for d in of(results, "lra")
     }  # fmt: skip
-    for name, steps, early, late in (("fastmax2", 40, 4, None), ("softmax", 40, None, 7), ("fastmax1", 60, None, 7)):
+    for name, steps, early, late in (("fastmax2", 40, 5, None), ("softmax", 40, None, 8), ("fastmax1", 60, None, 8)):
         for column in (early, late):
             if column is not None:
                 seen = [100 * p[2] for p in curve[name, steps] if p[0] <= rows[name][column - 1]]
@@ -48,13 +49,15 @@ def test_equal_time_shows_the_look_before_and_the_one_after() -> None:
         return record(settings, {"curves": curves, "examples": {"val": 100}})
 
     timed = {"task": "text", "batch": 16, "length": 64, "group_lengths": None, "attention_dropout": None}
-    pace = record(timed, {"seconds": {"fastmax2": {"best": 1.0}, "softmax": {"best": 2.5}}})
+    pace = record(
+        timed, {"seconds": {"fastmax2": {"median": 1.0, "best": 0.9}, "softmax": {"median": 2.5, "best": 2.4}}}
+    )
     runs = [run("fastmax2", [(50, 0.55), (100, 0.6)]), run("softmax", [(25, 0.5), (50, 0.59), (100, 0.63)])]
     table = lra_time.table(runs, [], [pace])
     assert table is not None
     rows = {row[1]: row for row in table.rows}
-    assert rows["softmax"][3:8] == pytest.approx((40, 50.0, 59.0, 100, 63.0))
-    assert rows["fastmax2"][3:8] == pytest.approx((100, 60.0, 60.0, 100, 60.0))
+    assert rows["softmax"][4:9] == pytest.approx((40, 50.0, 59.0, 100, 63.0))
+    assert rows["fastmax2"][4:9] == pytest.approx((100, 60.0, 60.0, 100, 60.0))
     assert "softmax 50.0 % (at its next look 59.0)" in lra_time.claim(table).evidence
 
 
@@ -74,14 +77,14 @@ def test_accuracy_against_the_clock(results: Path, sections: list[Section]) -> N
     assert {one.label for one in chart.series} == expected.keys()
     for one in chart.series:
         name, steps, kernel = expected[one.label]
-        minutes = timed.values["seconds"][kernel]["best"] / 60
+        minutes = timed.values["seconds"][kernel]["median"] / 60
         assert one.x == pytest.approx([step * minutes for step, _, _ in runs[name, steps]])
         assert one.y == pytest.approx([100 * accuracy for _, _, accuracy in runs[name, steps]])
         assert one.dashed is (one.label != name)
 
 
 def timed(task: str, name: str, early: float | None, late: float, steps: int = 1000) -> lra_time.Row:
-    return lra_time.Row(task, name, 1.0, 500, early, early, steps, late, 3.0)
+    return lra_time.Row(task, name, 1.0, 1.0, 500, early, early, steps, late, 3.0)
 
 
 def judged(*rows: lra_time.Row) -> Claim:
@@ -215,9 +218,7 @@ def test_accuracies_are_judged_where_something_was_learned() -> None:
     assert judged(*behind, gated=0.7).verdict == "does not hold", "the gate is not the paper's"
     claim = judged(*five[:4], ("pathfinder", 0.51, 0.49), gated=0.51)
     assert claim.verdict == "holds in part"
-    assert (
-        "over 4 tasks: Fastmax2 -0.5 points (standard error 0.8), the best by dev of up to 3 settings" in claim.evidence
-    )
+    assert "image -0.5 (standard error 2.2). The best by dev had up to 3 tries" in claim.evidence
     assert "nothing is decided: pathfinder" in claim.evidence
     assert "best by dev fastmax2, paper's scale 59.50" in claim.evidence
     uneven = [(task, 0.6, 0.6 + gap) for (task, _, _), gap in zip(five, (-0.3, 0.3, 0, 0, 0), strict=True)]

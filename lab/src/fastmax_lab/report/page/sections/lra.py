@@ -119,7 +119,7 @@ def accuracies(measurements: list[Measurement], name: str, which: str) -> Table:
         ours = _cells(found, tasks, "test")
         theirs = [None if attention == BEST else paper.accuracy(attention, task) for task in tasks]
         both = [cell for pair in zip(ours, theirs, strict=True) for cell in pair]
-        rows.append((attention, *both, _mean(ours), _mean(theirs)))
+        rows.append((attention, *both, _mean(ours) if _have_a_mean(found) else None, _mean(theirs)))
     heads = [_head(measurements, task) for task in tasks] + ["mean"]
     columns = ("attention", *(f"{head}{what}" for head in heads for what in ("", ", paper")))
     title = f"Test accuracy in per cent, and the paper's{which}"
@@ -129,10 +129,14 @@ def accuracies(measurements: list[Measurement], name: str, which: str) -> Table:
 def dev_accuracies(measurements: list[Measurement], name: str, which: str) -> Table:
     """By which checkpoints, and the best Fastmax, are chosen."""
     tasks = _tasks(measurements)
-    cells = {attention: _cells(found, tasks, "dev") for attention, found in _rows(measurements).items()}
-    rows = tuple((attention, *found, _mean(found)) for attention, found in cells.items())
+    rows = []
+    for attention, found in _rows(measurements).items():
+        cells = _cells(found, tasks, "dev")
+        rows.append((attention, *cells, _mean(cells) if _have_a_mean(found) else None))
     columns = ("attention", *(_head(measurements, task) for task in tasks), "mean")
-    return Table(name, f"Best dev accuracy in per cent{which}", columns, rows, ("", *(".2f",) * (len(tasks) + 1)))
+    return Table(
+        name, f"Best dev accuracy in per cent{which}", columns, tuple(rows), ("", *(".2f",) * (len(tasks) + 1))
+    )
 
 
 def _tasks(measurements: list[Measurement]) -> list[str]:
@@ -156,6 +160,11 @@ def _rows(measurements: list[Measurement]) -> dict[str, list[Measurement]]:
 def _cells(runs: list[Measurement], tasks: list[str], split: str) -> list[float | None]:
     of_task = group(runs, lambda d: str(d.settings["task"]))
     return [accuracy(of_task[task], split) if task in of_task else None for task in tasks]
+
+
+def _have_a_mean(runs: list[Measurement]) -> bool:
+    """Return whether a mean over tasks says anything: the same steps in each, and none at chance level."""
+    return len({d.settings["steps"] for d in runs}) == 1 and not any(map(at_chance, runs))
 
 
 def _mean(cells: list[float | None]) -> float | None:
@@ -273,7 +282,7 @@ def guessing(measurements: list[Measurement]) -> list[Finding]:
 def _equal(measurements: list[Measurement]) -> Claim:
     """The paper's Fastmax2, at its scale where that was trained, against softmax: where one of the two has learned something,
     and beyond noise. The best by dev stands beside it: it has had more tries, and may be gated, which the paper's is not."""
-    parts, gaps, errors, bests, undecided = [], [], [], [], []
+    parts, gaps, undecided = [], {}, []
     tried = 0
     for task, found in group(measurements, lambda d: d.settings["task"]).items():
         runs = by_attention(found)
@@ -289,32 +298,27 @@ def _equal(measurements: list[Measurement]) -> Claim:
         if found[0].settings["steps"] < ENOUGH or all(at_chance(d) for d in (*softmax, *ours, *best)):
             undecided.append(task)
             continue
-        gaps.append(accuracy(ours) - accuracy(softmax))
-        errors.append((error(ours) ** 2 + error(softmax) ** 2) ** 0.5)
-        bests.append(accuracy(best) - accuracy(softmax))
+        gaps[task] = accuracy(ours) - accuracy(softmax), (error(ours) ** 2 + error(softmax) ** 2) ** 0.5
         tried = max(tried, sum(map(is_fastmax, (of[0] for of in runs.values()))))
     if not parts:
         return Claim(*EQUAL, OPEN, "No task has both softmax and a Fastmax2 in this folder.")
     text = f"at equal steps, {'; '.join(parts)}"
     if gaps:
-        of_mean = sum(e**2 for e in errors) ** 0.5 / len(gaps)
-        text += (
-            f". Mean gap over {len(gaps)} task{'s' * (len(gaps) > 1)}: Fastmax2 {mean(gaps):+.1f} points (standard error "
-            f"{of_mean:.1f}), the best by dev of up to {tried} settings, our gate among them, {mean(bests):+.1f}"
-        )
+        listed_gaps = listed([f"{task} {gap:+.1f} (standard error {of:.1f})" for task, (gap, of) in gaps.items()])
+        text += f". Gaps of Fastmax2, in points: {listed_gaps}. The best by dev had up to {tried} tries, our gate among them"
     if undecided:
         text += f". Fewer than {ENOUGH:,} steps, or all still guessing, so that nothing is decided: {listed(undecided)}"
-    return Claim(*EQUAL, _reached(gaps, errors), text)
+    return Claim(*EQUAL, _reached(list(gaps.values())), text)
 
 
-def _reached(gaps: list[float], errors: list[float]) -> str:
-    """By two standard errors: does not hold if the mean is behind; holds if all tasks are decided and none is behind."""
+def _reached(gaps: list[tuple[float, float]]) -> str:
+    """By two standard errors: does not hold if every decided task is behind; holds if all are decided and none is behind."""
     if not gaps:
         return OPEN
-    if sum(gaps) < -2 * sum(e**2 for e in errors) ** 0.5:
+    behind = [gap < -2 * of for gap, of in gaps]
+    if all(behind):
         return DIFFERS
-    none_behind = all(gap >= -2 * of for gap, of in zip(gaps, errors, strict=True))
-    return AGREES if none_behind and len(gaps) == len(task_names()) else PARTLY
+    return AGREES if not any(behind) and len(gaps) == len(task_names()) else PARTLY
 
 
 def _curves(measurements: list[Measurement]) -> Claim:
