@@ -67,13 +67,13 @@ def finished(axis: Axes, title: str, xlabel: str) -> None:
 
 def draw(path: Path) -> None:
     matplotlib.rcParams.update({"svg.hashsalt": "fastmax", "font.size": 9})  # equal bytes every time
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(6.8, 3.3), layout="constrained")
     for head_dim, style in ((32, "o-"), (64, "s--")):
-        lined(left, *by_length(head_dim, "sdpa"), SOFTMAX, style, f"softmax (SDPA), heads of {head_dim}")
+        lined(left, *by_length(head_dim, "sdpa"), SOFTMAX, style, f"softmax, heads of {head_dim}")
         lined(left, *by_length(head_dim, "native"), FASTMAX, style, f"Fastmax, heads of {head_dim}")
     finished(left, "causal attention, forward + backward", "tokens")
-    lined(right, *by_context("softmax"), SOFTMAX, "o-", "softmax, cache of keys and values")
-    lined(right, *by_context("fastmax"), FASTMAX, "o-", "Fastmax, state")
+    lined(right, *by_context("softmax"), SOFTMAX, "o-", "softmax, with a cache")
+    lined(right, *by_context("fastmax"), FASTMAX, "o-", "Fastmax, with a state")
     finished(right, "decoding one token, heads of 64", "tokens before it")
     figure.savefig(path, transparent=True, metadata={"Date": None})
 
