@@ -15,7 +15,7 @@ from fastmax_lab.experiments.locality import locality
 from fastmax_lab.experiments.recall import RecallRun, examples, recall
 from fastmax_lab.experiments.recorded import LayerMaps, recording, vision_maps
 from fastmax_lab.experiments.texts import Text
-from fastmax_lab.experiments.training import ATTENTIONS
+from fastmax_lab.experiments.training import ATTENTIONS, train
 from fastmax_lab.experiments.vision import MODELS, TOKENS, VisionConfig, VisionModel
 
 TINY = {"names": 8, "pairs": 3, "steps": 100, "batch": 2, "width": 8, "heads": 2}
@@ -40,6 +40,15 @@ def test_language_from_a_seed_alone(attention: str) -> None:
     assert first["val_loss"] == second["val_loss"]
     assert first["bits_per_character"] == pytest.approx(first["val_loss"] / 0.6931, rel=1e-3)
     assert (first["reach"] is None) == (ATTENTIONS[attention]["decay"] is None)
+
+
+def test_training_records_every_tenth_gradient_norm_before_it_is_clipped() -> None:
+    model = torch.nn.Linear(2, 1, bias=False)
+    slope = torch.tensor([3.0, 4.0])
+    result = train(
+        model, [{"params": [model.weight]}], lambda: (model.weight * slope).sum(), lr=0.1, steps=12, warmup=1
+    )
+    assert result["gradient_norms"] == [[1, 5.0], [11, 5.0]]
 
 
 def test_every_window_of_the_validation_text_counts_alike() -> None:
@@ -93,8 +102,8 @@ def test_generated_text_has_its_answers() -> None:
 def test_generated_images_can_be_told_apart() -> None:
     """The nearest mean of a class is right for most test images, though each is shifted and noisy."""
     shapes = images.load("shapes", Path("nowhere"))
-    train, test = shapes.train.flatten(1).double(), shapes.test.flatten(1).double()
-    means = torch.stack([train[shapes.train_labels == c].mean(0) for c in range(10)])
+    training, test = shapes.train.flatten(1).double(), shapes.test.flatten(1).double()
+    means = torch.stack([training[shapes.train_labels == c].mean(0) for c in range(10)])
     guesses = torch.cdist(test, means).argmin(1)
     assert (guesses == shapes.test_labels).double().mean() > 0.5
     assert torch.equal(shapes.train, images.load("shapes", Path("nowhere")).train)

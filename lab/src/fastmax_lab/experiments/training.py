@@ -55,12 +55,13 @@ def train(
     warmup: int,
     watch: Watch = lambda _step, _loss: False,
 ) -> dict[str, Any]:
-    """Return the smoothed training loss and the seconds; ends early where `watch` says so.
+    """Return the smoothed training loss, the seconds and the norm of every tenth gradient; end early where `watch` says so.
 
     Raises DivergedError at the first loss that is not finite.
     """
     optimizer = torch.optim.AdamW(groups, lr, betas=(0.9, 0.95))
     smooth, start = 0.0, perf_counter()
+    norms: list[list[float]] = []
     model.train()
     for step in range(steps):
         rate = lr * min(1.0, (step + 1) / warmup) * (0.05 + 0.95 * 0.5 * (1 + cos(pi * step / steps)))
@@ -69,15 +70,18 @@ def train(
         loss = loss_of()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if step % 10 == 0:
+            norms.append([step + 1, norm.item()])
         value = loss.item()
         smooth = value if step == 0 else 0.98 * smooth + 0.02 * value
         if not isfinite(value):
             raise DivergedError(f"the loss is {value} at step {step + 1}")
         if watch(step + 1, smooth):
             break
-    return {"train_loss": smooth, "steps_done": step + 1, "seconds": round(perf_counter() - start, 1)}
+    seconds = round(perf_counter() - start, 1)
+    return {"train_loss": smooth, "steps_done": step + 1, "seconds": seconds, "gradient_norms": norms}
 
 
 @torch.no_grad()
