@@ -9,7 +9,7 @@ from torch import Tensor
 from fastmax import _eager_path, dropout, ops, validation
 from fastmax._torch_private import AUTOGRAD, TRANSFORM, find_watcher
 from fastmax.both_directions import Outputs, attend_both_ways
-from fastmax.call import Call, Lead, Options, RunningState, bind, output_dtype
+from fastmax.call import Call, Inputs, Lead, Options, RunningState, bind, output_dtype
 from fastmax.core import default_scale
 from fastmax.plan import RULE, Plan
 
@@ -114,9 +114,8 @@ def fastmax_attention(
     Returns:
         (..., Hq, Nq, Dv) in the dtype of `value`, or of autocast where it is on; sums are taken in fp32 (fp64 for fp64).
     """
-    number = (
-        None if isinstance(scale, Tensor) else scale
-    )  # inline, as `how`: a function call is a share of a short attention
+    # inline, because a function call is a share of a short attention
+    number = None if isinstance(scale, Tensor) else scale
     how = "standardize" if normalize is True else "none" if normalize is False else normalize
     options = Options(
         order=order, is_causal=is_causal, normalize=how, scale=number,
@@ -201,9 +200,8 @@ def fastmax_varlen_attention(
         (total_q, Hq, Dv), with the state if asked for.
     """
     validation.packed(query, key, value, cu_seqlens_q, cu_seqlens_k)
-    number = (
-        None if isinstance(scale, Tensor) else scale
-    )  # inline, as `how`: a function call is a share of a short attention
+    # inline, because a function call is a share of a short attention
+    number = None if isinstance(scale, Tensor) else scale
     how = "standardize" if normalize is True else "none" if normalize is False else normalize
     options = Options(
         order=order, is_causal=is_causal, normalize=how, scale=number,
@@ -235,7 +233,8 @@ def _attend(
         cache_key, prepared = _eager_path.find_prepared_call(query, key, value, log_decay, options, watcher)
     if prepared is not None:
         return _eager_path.run_prepared_call(prepared, query, key, value, log_decay, watcher)
-    call, lead = bind_call(query, key, value, attn_mask, scale, log_decay, initial_state, options, cu_seqlens)
+    inputs = Inputs(query, key, value, attn_mask, scale, log_decay, initial_state)
+    call, lead = bind_call(inputs, options, cu_seqlens)
     # a prepared call takes the tensors as they are, so one whose binding has changed them is not cached
     if call.q is not query or call.k is not key or call.v is not value:
         cache_key = None
@@ -249,38 +248,15 @@ def _attend(
     return (o, state.reshape(*lead.states, *lead.key_heads, *state.shape[2:])) if options.return_state else o
 
 
-def bind_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    scale: float | Tensor | None,
-    log_decay: Tensor | None,
-    initial_state: Tensor | None,
-    options: Options,
-    cu_seqlens: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Call, Lead]:
+def bind_call(inputs: Inputs, options: Options, cu_seqlens: tuple[Tensor, Tensor] | None = None) -> tuple[Call, Lead]:
     """Check the arguments and return the call in the canonical layout with its leading dimensions."""
     sequences = None if cu_seqlens is None else cu_seqlens[1].shape[0] - 1
-    lead = validation.attention(query, key, value, attn_mask, scale, log_decay, initial_state, options, sequences)
+    lead = validation.attention(inputs, options, sequences)
     number = options.scale
     if number is None:
-        number = 1.0 if isinstance(scale, Tensor) else default_scale(options.order, query.shape[-1])
-    call = bind(
-        query,
-        key,
-        value,
-        attn_mask,
-        scale if isinstance(scale, Tensor) else None,
-        log_decay,
-        cu_seqlens,
-        initial_state,
-        dropout.new_seed(query.device) if options.dropout_p else None,
-        options,
-        number,
-        lead,
-    )
-    return call, lead
+        number = 1.0 if isinstance(inputs.scale, Tensor) else default_scale(options.order, inputs.query.shape[-1])
+    seed = dropout.new_seed(inputs.query.device) if options.dropout_p else None
+    return bind(inputs, cu_seqlens, seed, options, number, lead), lead
 
 
 def select_path(watcher: int, cache_key: Any = None, plan: Plan = RULE) -> Callable[[Call], Outputs]:

@@ -66,9 +66,8 @@ def _first_tokens(call: Call) -> Tensor:
         first[:, :, :1] = True
         return first
     starts = tokens - call.cu_seqlens_k[1:].to(torch.int64)
-    marks = torch.zeros(
-        tokens + 1, dtype=torch.bool, device=call.k.device
-    )  # an empty sequence may start behind the last token
+    # an empty sequence may start behind the last token
+    marks = torch.zeros(tokens + 1, dtype=torch.bool, device=call.k.device)
     return (first | marks.index_fill(0, starts, True)[:tokens]).contiguous()
 
 

@@ -43,6 +43,23 @@ class Options(NamedTuple):
     # (with log_decay that of the sums: its gradient adds up what the rounding of o leaves of each token)
 
 
+class Inputs(NamedTuple):
+    """What a caller gives beside the options: tensors of shape (..., heads, N, D), and a scale that may be a number."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    scale: float | Tensor | None = None
+    log_decay: Tensor | None = None
+    initial_state: Tensor | None = None
+
+    def with_heads_first(self) -> "Inputs":
+        """Return packed inputs, (tokens, heads, D), as (heads, tokens, D)."""
+        q, k, v = (x.transpose(0, 1) for x in self[:3])
+        return self._replace(query=q, key=k, value=v)
+
+
 @runtime_checkable
 class RunningState(Protocol):
     """The keys of earlier calls: what `fastmax_attention` needs of a `FastmaxState`, which stands above it."""
@@ -212,20 +229,15 @@ class Lead(NamedTuple):
 
 
 def bind(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    scale: Tensor | None,
-    log_decay: Tensor | None,
+    inputs: Inputs,
     cu_seqlens: tuple[Tensor, Tensor] | None,
-    initial_state: Tensor | None,
     dropout_seed: Tensor | None,
     options: Options,
     number: float,
     lead: Lead,
 ) -> Call:
-    """Return checked arguments in the canonical layout. `number` is the scale, `scale` a tensor that multiplies it."""
+    """Return checked inputs in the canonical layout. `number` is the scale, which a tensor among the inputs multiplies."""
+    query, key, value, attn_mask, scale, log_decay, initial_state = inputs
     batch, heads, key_heads, states = lead
     dtype = torch.float64 if torch.float64 in (query.dtype, key.dtype, value.dtype) else torch.float32
     key_mask = None if attn_mask is None else _key_mask(attn_mask, batch, key.shape[-2])
@@ -241,7 +253,7 @@ def bind(
         _canonical(key, batch, key_heads),
         _canonical(value, batch, key_heads),
         # summed over heads in full precision where one scale serves them all
-        None if scale is None else scale.to(dtype).expand(prod(heads)),
+        scale.to(dtype).expand(prod(heads)) if isinstance(scale, Tensor) else None,
         None if log_decay is None else _per_token(log_decay.to(dtype), batch, key_heads, key.shape[-2], key_mask),
         key_mask,
         None if cu_seqlens is None else cu_seqlens[0],

@@ -19,10 +19,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fastmax import _choices
 from fastmax.features import block_size, feature_count
 
-MODES = _choices.DROPOUT_MODES
+MODES = ("standard", "1d", "quadratic")
 
 
 def new_seed(device: torch.device) -> Tensor:

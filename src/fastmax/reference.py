@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fastmax import dropout, validation
-from fastmax.call import Options, normalization, plain_number
+from fastmax.call import Inputs, Options, normalization, plain_number
 from fastmax.core import default_scale, normalized, similarity
 
 
@@ -48,7 +48,7 @@ def attention_matrix(
         order=order, is_causal=is_causal, normalize=normalization(normalize), scale=plain_number(scale),
         enable_gqa=enable_gqa,
     )  # fmt: skip
-    validation.attention(query, key, key, attn_mask, scale, log_decay, None, options)
+    validation.attention(Inputs(query, key, key, attn_mask, scale, log_decay), options)
     weights = _weights(query, key, attn_mask, scale, log_decay, options, rows)
     return _divide(weights, weights.sum(-1, keepdim=True))
 
@@ -80,7 +80,7 @@ def reference_attention(
         order=order, is_causal=is_causal, normalize=normalization(normalize), scale=plain_number(scale),
         enable_gqa=enable_gqa, dropout_p=dropout_p, dropout_mode=dropout_mode,
     )  # fmt: skip
-    found = validation.attention(query, key, value, attn_mask, scale, log_decay, None, options)
+    found = validation.attention(Inputs(query, key, value, attn_mask, scale, log_decay), options)
     lead, key_lead = (*found.batch, *found.heads), (*found.batch, *found.key_heads)
     masks = None
     if dropout_p:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastmax import backends
 from fastmax._torch_private import assert_on_device
-from fastmax.call import NORMALIZATIONS, Lead, Options, accumulation_dtype
+from fastmax.call import NORMALIZATIONS, Inputs, Lead, Options, accumulation_dtype
 from fastmax.core import MAX_ORDER
 from fastmax.dropout import MODES
 from fastmax.features import feature_count
@@ -20,21 +20,12 @@ BACKENDS = ("auto", *backends.NAMES)
 _DTYPES = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    scale: float | Tensor | None,
-    log_decay: Tensor | None,
-    initial_state: Tensor | None,
-    options: Options,
-    sequences: int | None = None,
-) -> Lead:
+def attention(inputs: Inputs, options: Options, sequences: int | None = None) -> Lead:
     """Check a whole call. `scale` is the caller's; `sequences` is the number of packed ones, if any.
 
     Returns the leading dimensions, to which those of the inputs broadcast.
     """
+    query, key, value, attn_mask, scale, log_decay, initial_state = inputs
     _options(options)
     _tensors(query, key, value, 3 if options.enable_gqa else 2)
     lead = _leading(query, key, value, options.enable_gqa, sequences)

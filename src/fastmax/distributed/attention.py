@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fastmax import api, ops, validation
 from fastmax._torch_private import find_watcher
 from fastmax.backends import resolve
-from fastmax.call import Call, Lead, Options, normalization, output_dtype, plain_number
+from fastmax.call import Call, Inputs, Lead, Options, normalization, output_dtype, plain_number
 from fastmax.distributed import dtensors, layout
 from fastmax.distributed.agree import Agreement, Statement
 from fastmax.distributed.exchange import Problem, together
@@ -109,10 +109,10 @@ def context_parallel_attention(
         order=order, is_causal=is_causal, normalize=normalization(normalize), scale=plain_number(scale),
         enable_gqa=enable_gqa, return_state=return_state, dropout_p=dropout_p, dropout_mode=dropout_mode, backend=backend,
     )  # fmt: skip
-    given = Given(query, key, value, attn_mask, scale, log_decay, initial_state)
+    given = Inputs(query, key, value, attn_mask, scale, log_decay, initial_state)
     if dtensors.is_sharded(*given):
         unwrapped = dtensors.unwrap(*given, return_state)
-        return unwrapped.wrap(_parallel(Given(*unwrapped.tensors), options, None, unwrapped.group, check))
+        return unwrapped.wrap(_parallel(Inputs(*unwrapped.tensors), options, None, unwrapped.group, check))
     return _parallel(given, options, None, group_of(mesh), check)
 
 
@@ -192,30 +192,13 @@ def context_parallel_varlen_attention(
         order=order, is_causal=is_causal, normalize=normalization(normalize), scale=plain_number(scale),
         enable_gqa=enable_gqa, return_state=return_state, dropout_p=dropout_p, dropout_mode=dropout_mode, backend=backend,
     )  # fmt: skip
-    given = Given(query, key, value, attn_mask, scale, log_decay, initial_state)
+    given = Inputs(query, key, value, attn_mask, scale, log_decay, initial_state)
     result = _parallel(given, options, (cu_seqlens_q, cu_seqlens_k), group_of(mesh), check)
     return (result[0].transpose(0, 1), result[1]) if return_state else result.transpose(0, 1)
 
 
 _BETWEEN_SEEDS = 0x9E3779B97F4A7C1
 """An odd number far from small ones: seeds are mixed, but those of neighbouring calls may be neighbours."""
-
-
-class Given(NamedTuple):
-    """The tensors of a caller."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    attn_mask: Tensor | None
-    scale: float | Tensor | None
-    log_decay: Tensor | None
-    initial_state: Tensor | None
-
-    def with_heads_first(self) -> "Given":
-        """Move the heads of packed tensors in front of the tokens."""
-        q, k, v = (x.transpose(0, 1) for x in self[:3])
-        return self._replace(query=q, key=k, value=v)
 
 
 class _Bound(NamedTuple):
@@ -228,7 +211,7 @@ class _Bound(NamedTuple):
 
 
 def _parallel(
-    given: Given, options: Options, cu_seqlens: tuple[Tensor, Tensor] | None, group: ProcessGroup, check: bool
+    given: Inputs, options: Options, cu_seqlens: tuple[Tensor, Tensor] | None, group: ProcessGroup, check: bool
 ) -> Any:
     """Run both public functions."""
     if group.size() == 1:
@@ -261,21 +244,21 @@ def _parallel(
     return o, state.reshape(*bound.lead.states, *bound.lead.key_heads, *state.shape[2:])
 
 
-def _alone(given: Given, options: Options, cu_seqlens: tuple[Tensor, Tensor] | None) -> Any:
+def _alone(given: Inputs, options: Options, cu_seqlens: tuple[Tensor, Tensor] | None) -> Any:
     if cu_seqlens is not None:
         validation.packed(given.query, given.key, given.value, *cu_seqlens)
         given = given.with_heads_first()
     return api._attend(*given, options, cu_seqlens)
 
 
-def _bind(given: Given, options: Options, cu_seqlens: tuple[Tensor, Tensor] | None, group: ProcessGroup) -> _Bound:
+def _bind(given: Inputs, options: Options, cu_seqlens: tuple[Tensor, Tensor] | None, group: ProcessGroup) -> _Bound:
     """Make every check that one rank can make alone, even if it reads data: later it would leave the others waiting."""
     ends = None
     if cu_seqlens is not None:
         validation.packed(given.query, given.key, given.value, *cu_seqlens)
         given = given.with_heads_first()
         ends = tuple(cu_seqlens[0].tolist()), tuple(cu_seqlens[1].tolist())
-    call, lead = api.bind_call(*given, options, cu_seqlens)
+    call, lead = api.bind_call(given, options, cu_seqlens)
     if call.k.shape[1] != prod(lead.key_heads):
         raise ValueError(
             "ranks exchange one sum per key head: with enable_gqa, attn_mask must have a head dimension of 1, got one mask "
@@ -297,7 +280,7 @@ def _bind(given: Given, options: Options, cu_seqlens: tuple[Tensor, Tensor] | No
     return _Bound(call, lead, initial, ends)
 
 
-def _common(bound: _Bound, given: Given, options: Options) -> dict[str, Any]:
+def _common(bound: _Bound, given: Inputs, options: Options) -> dict[str, Any]:
     """Return what must be equal on all ranks: everything but the lengths and the contents of tensors."""
     call, graded = bound.call, torch.is_grad_enabled()
     tensors = {name: x for name, x in given._asdict().items() if isinstance(x, Tensor) and name != "attn_mask"}

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from fastmax.api import fastmax_attention
 from fastmax.call import accumulation_dtype, normalization
 from fastmax.core import normalized
-from fastmax.nn import decoding, extra_keys, masks, nested, projection, sharded
+from fastmax.nn import decoding, masks, projection, sharded
 from fastmax.nn.decoding import State
-from fastmax.nn.fused_path import FusedPathGuard
 from fastmax.nn.gate import MEMORY, ForgetGate
 from fastmax.nn.options import LayerOptions
 from fastmax.nn.rotary import rotate
@@ -123,7 +122,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
     def _configure(self, options: LayerOptions) -> None:
         if options.rotary and self.head_dim % 2:
             raise ValueError(f"rotary needs an even head dimension, got {self.head_dim}")
-        self.fused_path_guard = FusedPathGuard()
+        self.fused_path_guard = _fused_path_guard()
         self.options = options
         self.scale = options.scale_of(self.head_dim)
         start = self.out_proj.weight.new_full((self.num_heads,), self.scale)
@@ -265,7 +264,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         """Return the output of the heads, (B, num_heads, L, D), and the weights, (B, num_heads, L, S), if needed."""
         extra, values = self._extra_keys()
         if extra:
-            q, k, v, mask = extra_keys.prepend(q, k, v, mask, extra, values, is_causal)
+            q, k, v, mask = projection.prepend_extra_keys(q, k, v, mask, extra, values, is_causal)
         hidden = len(extra) if is_causal else 0
         options: dict[str, Any] = {
             "order": self.options.order,
@@ -337,9 +336,9 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
     def _nested(self, x: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         if key_padding_mask is not None or attn_mask is not None:
             raise ValueError("a nested tensor takes no mask, only is_causal")
-        padded, padding, lengths = nested.to_padded(x)
+        padded, padding, lengths = projection.nested_to_padded(x)
         o, _ = self(padded, padded, padded, padding, need_weights=False, is_causal=is_causal)
-        return nested.from_padded(o, lengths, x.layout)
+        return projection.padded_to_nested(o, lengths, x.layout)
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project to heads, (B, heads, L, D) each."""
@@ -412,3 +411,18 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
             if getattr(self.options, name) != getattr(LayerOptions, name):
                 shown[name] = getattr(self.options, name)
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
+
+def _fused_path_guard() -> nn.Module:
+    """Return a child that keeps nn.TransformerEncoderLayer off its fused softmax kernel, which never calls `self_attn`.
+
+    The encoder layer takes that path only if no module inside it has a hook. The hook sits on a child, because a layer made
+    by `from_attention` shares its hooks with the original, which must keep its fused path.
+    """
+    guard = nn.Identity()
+    guard.register_forward_pre_hook(_do_nothing)
+    return guard
+
+
+def _do_nothing(_module: nn.Module, _inputs: Any) -> None:
+    pass

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid
 
-from fastmax import _choices
 from fastmax.call import accumulation_dtype
 
-KINDS = _choices.DECAYS
+KINDS = ("learned", "gated")
 
 MEMORY = (2.0, 12.0)
 """Heads start with reaches from 2^2 to 2^12 tokens. For short text 2 to 7 learns best, for recall 9 for all."""

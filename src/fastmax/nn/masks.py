@@ -59,10 +59,8 @@ def _split(allowed: Tensor, num_heads: int) -> tuple[Tensor | None, bool]:
                 f"{_EXPECTED}; got a mask of shape {tuple(allowed.shape)} that varies with the query otherwise"
             )
         is_causal = True
-        unseen = (
-            torch.arange(keys, device=allowed.device) >= queries
-        )  # beyond the last query, causality hides them anyway
-        seen = seen | unseen
+        # beyond the last query, causality hides them anyway
+        seen = seen | (torch.arange(keys, device=allowed.device) >= queries)
     if bool(seen.all()):
         return None, is_causal
     seen = seen.reshape(1, 1, 1, keys) if allowed.dim() == 2 else seen.reshape(-1, num_heads, 1, keys)

@@ -1,10 +1,10 @@
-"""The projections from embeddings to heads and back, in the layouts of nn.MultiheadAttention."""
+"""The way from the inputs of nn.MultiheadAttention to heads and back: projections, layouts, nested tensors, extra keys."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 
 def check(query: Tensor, key: Tensor, value: Tensor, dims: Sequence[int], batch_first: bool) -> None:
@@ -81,3 +81,41 @@ def merge_heads(x: Tensor, batched: bool, batch_first: bool) -> Tensor:
     if not batched:
         return x.squeeze(0).transpose(0, 1).flatten(-2)
     return (x.transpose(1, 2) if batch_first else x.permute(2, 0, 1, 3)).flatten(-2)
+
+
+def prepend_extra_keys(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    extra_keys: Sequence[Tensor],
+    extra_values: Sequence[Tensor],
+    is_causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Put the extra keys and values, (1, heads, 1, D) each, before the rest.
+
+    When causal, as many queries of zeros come first too, so that query i still sees the keys up to i; their results are to
+    be dropped. An initial state would do as well, but every query would then read it, which short sequences need not do.
+    """
+    extra = len(extra_keys)
+    k = torch.cat([*(x.to(k.dtype).expand(k.shape[0], -1, -1, -1) for x in extra_keys), k], 2)
+    v = torch.cat([*(x.to(v.dtype).expand(v.shape[0], -1, -1, -1) for x in extra_values), v], 2)
+    if mask is not None:
+        mask = pad(mask, (extra, 0), value=True)
+    if is_causal:
+        q = pad(q, (0, 0, extra, 0))
+    return q, k, v, mask
+
+
+def nested_to_padded(x: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    """Pad (B, lengths, E) to (B, L, E); return it, where a token is padding, (B, L), and the lengths."""
+    lengths = [sequence.shape[0] for sequence in x.unbind()]
+    padded = torch.nested.to_padded_tensor(x, 0.0)
+    ends = torch.tensor(lengths, device=padded.device)
+    return padded, torch.arange(padded.shape[1], device=padded.device) >= ends[:, None], lengths
+
+
+def padded_to_nested(x: Tensor, lengths: list[int], layout: torch.layout) -> Tensor:
+    """Return a nested tensor of the first tokens of each sequence."""
+    sequences = [sequence[:length] for sequence, length in zip(x.unbind(), lengths, strict=True)]
+    return torch.nested.as_nested_tensor(sequences, layout=layout)

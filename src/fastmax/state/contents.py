@@ -36,9 +36,8 @@ class Weighting(NamedTuple):
 class Contents(NamedTuple):
     """All that attention needs of the keys so far. No method writes to its tensors."""
 
-    total: (
-        Tensor | None
-    )  # (B, Hkv, F, Dv + 1), the sum over the older keys, faded up to the youngest of them; None if empty
+    # (B, Hkv, F, Dv + 1), the sum over the older keys, faded up to the youngest of them; None if empty
+    total: Tensor | None
     total_decay: Tensor | None  # (B, Hkv), of dtype `wide`: the total of their log_decay; None for zeros
     recent: Recent
     tokens: Tensor  # (B,), int64: how many keys there are, masked ones not counted

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastmax import validation
 from fastmax._torch_private import has_no_watcher
 from fastmax.api import fastmax_attention
-from fastmax.call import Options, RunningState, accumulation_dtype, normalization
+from fastmax.call import Inputs, Options, RunningState, accumulation_dtype, normalization
 from fastmax.core import default_scale
 from fastmax.decay import wide
 from fastmax.features import feature_count
@@ -200,7 +200,7 @@ class FastmaxState(RunningState):
             repeated = self._buffer.repeated_step(query, key, value, log_decay, self.scale)
             if repeated is not None:
                 return repeated
-        validation.attention(query, key, value, attn_mask, scale, log_decay, None, options)
+        validation.attention(Inputs(query, key, value, attn_mask, scale, log_decay), options)
         scale = default_scale(options.order, self.head_dim) if scale is None else scale
         normalize = _given(options.normalize)
         expected = {"order": self.order, "scale": checks.kind(self.scale), "normalize": self.normalize}

@@ -37,6 +37,14 @@ class WindowState:
         scale: multiplies q . k.
     """
 
+    batch: int
+    num_kv_heads: int
+    length: int  # of the places that are kept now, at most window - 1
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
     def __init__(self, keys: Tensor, values: Tensor, tokens: Tensor, *, window: int, scale: float) -> None:
         if keys.dim() != 4 or values.dim() != 4 or keys.shape[:3] != values.shape[:3] or keys.dtype != values.dtype:
             raise ValueError(
@@ -53,6 +61,8 @@ class WindowState:
 
     def _set(self, keys: Tensor, values: Tensor, tokens: Tensor, gaps: int) -> None:
         self._keys, self._values, self.tokens = keys, values, tokens
+        self.batch, self.num_kv_heads, self.length, self.head_dim = keys.shape
+        self.value_dim, self.dtype, self.device = values.shape[3], keys.dtype, keys.device
         self._gaps = gaps  # upper bound of the empty places in any row, known without looking at the tokens
 
     @classmethod
@@ -135,41 +145,6 @@ class WindowState:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Return a copy on another device or in another dtype."""
         return self._map(lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None, copy=True))
-
-    @property
-    def batch(self) -> int:
-        """Return how many sequences there are."""
-        return self._keys.shape[0]
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Return how many heads keys and values have."""
-        return self._keys.shape[1]
-
-    @property
-    def head_dim(self) -> int:
-        """Return the channels of a key."""
-        return self._keys.shape[3]
-
-    @property
-    def value_dim(self) -> int:
-        """Return the channels of a value."""
-        return self._values.shape[3]
-
-    @property
-    def length(self) -> int:
-        """Return how many places are kept now: at most `window` - 1."""
-        return self._keys.shape[2]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype in which keys and values are kept."""
-        return self._keys.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Return where they are kept."""
-        return self._keys.device
 
     @property
     def nbytes(self) -> int:
