@@ -89,7 +89,7 @@ def test_auto_waits_for_a_recorded_run_and_says_so_once(
         assert triton.unsupported(call("cuda", backend="triton")) is None
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert 'backend="triton" opts in' in caplog.text
-        run = recorded.Run("sm_80", "A100", "570", "2.13.0", "3.7.1", "2026-11-17")
+        run = recorded.RecordedRun("sm_80", "A100", "570", "2.13.0", "3.7.1", "2026-11-17")
         monkeypatch.setattr(recorded, "RUNS", (run,))
         assert triton.unsupported(call("cuda", backend="auto")) is None
         assert triton.describe() == "Triton 3.7.1; recorded runs: sm_80"

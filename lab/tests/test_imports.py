@@ -31,7 +31,7 @@ PRIVATE = {
     "fastmax.backends.triton": ("both_passes",),
     "fastmax.backends.triton.device": ("architecture",),
     "fastmax.backends.triton.tiles": ("Tiles", "padded", "tiles_for"),
-    "fastmax.backends.triton.work": ("Work",),
+    "fastmax.backends.triton.work": ("Launch",),
     "fastmax.call": ("Call", "InputGrads", "Options", "OutputGrads", "accumulation_dtype"),
     "fastmax.distributed.scan": ("gathers", "rounds"),
     "fastmax.features": ("feature_count",),

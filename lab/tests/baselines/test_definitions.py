@@ -9,7 +9,7 @@ from torch.nn.functional import elu, normalize
 
 from fastmax import reference_attention
 from fastmax.core import normalized
-from fastmax_lab.baselines import Options
+from fastmax_lab.baselines import BaselineOptions
 from fastmax_lab.baselines.fastmax import Fastmax, Released
 from fastmax_lab.baselines.informer import Informer, count
 from fastmax_lab.baselines.linear import Linear
@@ -201,7 +201,9 @@ def test_reformer_counts_its_buckets() -> None:
 
 
 def test_the_registry_passes_options_on() -> None:
-    options = Options(scale="learned", performer_features=7, reformer_rounds=3, reformer_chunk=16, informer_factor=9.0)
+    options = BaselineOptions(
+        scale="learned", performer_features=7, reformer_rounds=3, reformer_chunk=16, informer_factor=9.0
+    )
     made = {
         name: attention(name, head_dim=4, num_heads=2, max_length=64, options=options)
         for name in ("fastmax3", "performer", "reformer", "informer")
@@ -217,7 +219,7 @@ def test_the_registry_passes_options_on() -> None:
 def test_fastmax_that_forgets_fades_in_both_directions(decay: str) -> None:
     q, k, v = (torch.randn(2, 2, 9, 4, dtype=torch.float64) for _ in range(3))
     x = torch.randn(2, 9, 6, dtype=torch.float64)
-    options = Options(decay=decay)
+    options = BaselineOptions(decay=decay)
     layer = attention("fastmax2", head_dim=4, num_heads=2, max_length=9, embed_dim=6, options=options).double()
     assert layer.gate is not None
     log_decay = layer.gate(x)
@@ -226,7 +228,7 @@ def test_fastmax_that_forgets_fades_in_both_directions(decay: str) -> None:
     torch.testing.assert_close(layer(q, k, v, log_decay=log_decay), expected)
     assert not torch.allclose(expected, reference_attention(q, k, v, scale=0.5))
     with pytest.raises(ValueError, match="decay must be one of none, learned, gated, got 'half'"):
-        attention("fastmax2", head_dim=4, num_heads=2, max_length=9, options=Options(decay="half"))
+        attention("fastmax2", head_dim=4, num_heads=2, max_length=9, options=BaselineOptions(decay="half"))
 
 
 @pytest.mark.parametrize("decay", ["none", "learned", "gated"])
@@ -235,7 +237,7 @@ def test_softmax_standardized_and_fading_in_both_directions(decay: str, standard
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 9, 4, dtype=torch.float64) for _ in range(3))
     x = torch.randn(2, 9, 8, dtype=torch.float64)
-    options = Options(decay=decay, standardized=standardized)
+    options = BaselineOptions(decay=decay, standardized=standardized)
     layer = attention("softmax", head_dim=4, num_heads=2, max_length=9, options=options).double()
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[1, 6:] = False

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastmax_lab.baselines import NAMES, Options
+from fastmax_lab.baselines import NAMES, BaselineOptions
 from fastmax_lab.baselines.interface import Attention
 from fastmax_lab.baselines.registry import attention
 from tests.support import randn
@@ -14,7 +14,7 @@ HEADS, D, MAX_LENGTH = 2, 8, 64
 
 def made(name: str, **options: object) -> Attention:
     torch.manual_seed(1)
-    small = Options(performer_features=16, reformer_chunk=8, informer_factor=1.5, **options)
+    small = BaselineOptions(performer_features=16, reformer_chunk=8, informer_factor=1.5, **options)
     return attention(name, head_dim=D, num_heads=HEADS, max_length=MAX_LENGTH, options=small).double().eval()
 
 

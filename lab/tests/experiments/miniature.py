@@ -10,7 +10,7 @@ import pytest
 from lab.tests.lra import made_up
 
 from fastmax_lab.bench import lra as bench_lra
-from fastmax_lab.bench.lra import Cell
+from fastmax_lab.bench.lra import LayerCell
 from fastmax_lab.bench.scaling import Grid
 from fastmax_lab.experiments import (
     dropout,
@@ -52,9 +52,11 @@ def items() -> list[Item]:
     found += [language.item(replace(TEXT, attention=name)) for name in ("softmax", "fastmax2", "fastmax2, gated")]
     for name in ("softmax", "fastmax2, gated", "performer"):
         found.append(recall_grid.item(RecallRun(name, names=8, pairs=3, steps=4, batch=2, width=8)))
-    found.append(lra_speed.item(Cell("text", 1, 0.0), ("vanilla", "softmax", "fastmax1", "fastmax2"), rounds=1, cost=1))
     found.append(
-        lra_speed.item(Cell("listops", 1, 0.0), ("vanilla", "softmax", "fastmax1", "fastmax2"), rounds=1, cost=1)
+        lra_speed.item(LayerCell("text", 1, 0.0), ("vanilla", "softmax", "fastmax1", "fastmax2"), rounds=1, cost=1)
+    )
+    found.append(
+        lra_speed.item(LayerCell("listops", 1, 0.0), ("vanilla", "softmax", "fastmax1", "fastmax2"), rounds=1, cost=1)
     )
     found += [lra.item("listops", name, changes, 0, TASK) for name, changes in (*lra.MAIN, ("linear", {}))]
     found.append(lra.item("listops", "linear", {}, 0, replace(TASK, steps=20), "short"))

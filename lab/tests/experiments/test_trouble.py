@@ -136,7 +136,7 @@ def interrupted(one: Item, out: Path, step: int) -> None:
 
 
 def test_a_training_goes_on_from_a_folder_without_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lra, "PACE", replace(lra.PACE, log_every=1, checkpoint_every=10))
+    monkeypatch.setattr(lra, "INTERVALS", replace(lra.INTERVALS, log_every=1, checkpoint_every=10))
     one = lra.item("listops", "fastmax1", {}, 0, TASK)
     interrupted(one, tmp_path, step=25)
     steps: list[int] = []
@@ -155,7 +155,7 @@ def test_a_training_goes_on_from_a_folder_without_a_note(tmp_path: Path, monkeyp
 
 
 def test_a_checkpoint_of_another_run_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lra, "PACE", replace(lra.PACE, log_every=1, checkpoint_every=10))
+    monkeypatch.setattr(lra, "INTERVALS", replace(lra.INTERVALS, log_every=1, checkpoint_every=10))
     one = lra.item("listops", "fastmax1", {}, 0, TASK)
     interrupted(one, tmp_path, step=25)
     other = lra.item("listops", "fastmax1", {}, 1, TASK)

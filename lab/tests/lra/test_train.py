@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from fastmax_lab.lra import checkpoint, metrics, run_folder
 from fastmax_lab.lra.batches import take, training_rows
-from fastmax_lab.lra.config import Pace
+from fastmax_lab.lra.config import Intervals
 from fastmax_lab.lra.evaluate import load_split
 from fastmax_lab.lra.quirks import Quirks
 from fastmax_lab.lra.run import RunConfig, configure
@@ -72,13 +72,13 @@ def quiet(_: str) -> None:
 
 
 def run(config: RunConfig, out: Path, **options: Any) -> dict[str, Any]:
-    return train(config, data=Path(), out=out, pace=Pace(1, 3), say=quiet, **options)
+    return train(config, data=Path(), out=out, intervals=Intervals(1, 3), say=quiet, **options)
 
 
 def test_a_run_repeats_itself_and_says_what_it_did(tmp_path: Path) -> None:
     said: list[str] = []
     config = small(scale="learned")
-    first = train(config, data=Path(), out=tmp_path / "a", pace=Pace(1, 3), say=said.append)
+    first = train(config, data=Path(), out=tmp_path / "a", intervals=Intervals(1, 3), say=said.append)
     assert first == run(config, tmp_path / "b")
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     assert [step for step, _ in losses(tmp_path / "a")] == list(range(1, 13))
@@ -352,6 +352,6 @@ def test_runs_that_cannot_be_leave_no_folder(tmp_path: Path) -> None:
         run(small(quirks=Quirks(drop_last=True), eval_examples=5), tmp_path / "deep" / "run")
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="log_every must be at least 1, got 0"):
-        Pace(log_every=0)
+        Intervals(log_every=0)
     with pytest.raises(ValueError, match="checkpoint_every must be at least 1, got -5"):
-        Pace(checkpoint_every=-5)
+        Intervals(checkpoint_every=-5)

@@ -24,7 +24,7 @@ DROPOUT_MODES = ("standard", "1d", "quadratic")
 
 
 @dataclass(frozen=True)
-class Options:
+class BaselineOptions:
     """The options of an attention that a user may choose. Each attention reads those that it has."""
 
     scale: str = "sqrt"

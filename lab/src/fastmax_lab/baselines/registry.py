@@ -1,7 +1,7 @@
 """The registry: every attention to compare with, by its name."""
 
 from fastmax.nn import ForgetGate
-from fastmax_lab.baselines import NAMES, Options
+from fastmax_lab.baselines import NAMES, BaselineOptions
 from fastmax_lab.baselines.fastmax import MEMORY, Fastmax, Released
 from fastmax_lab.baselines.informer import Informer
 from fastmax_lab.baselines.interface import Attention
@@ -18,13 +18,13 @@ def attention(
     num_heads: int,
     max_length: int,
     embed_dim: int | None = None,
-    options: Options | None = None,
+    options: BaselineOptions | None = None,
 ) -> Attention:
     """Return the attention of that name, one of `NAMES`, for sequences of up to `max_length` tokens.
 
     `embed_dim` is the width of the layer's input, by default that of all heads together.
     """
-    o = Options() if options is None else options
+    o = BaselineOptions() if options is None else options
     width = head_dim * num_heads if embed_dim is None else embed_dim
     if name == "softmax":
         gate = None if o.decay == "none" else ForgetGate(width, num_heads, MEMORY, kind=o.decay)

@@ -37,7 +37,7 @@ QUICK_MEMORY = ("text",)
 
 
 @dataclass(frozen=True)
-class Cell:
+class LayerCell:
     """One task, its batch and the attention dropout of all contestants."""
 
     task: str
@@ -45,13 +45,13 @@ class Cell:
     attention_dropout: float
 
 
-def cells(quick: bool) -> list[Cell]:
+def cells(quick: bool) -> list[LayerCell]:
     """Return the cells without attention dropout, which every attention supports; unless quick, also with the preset's."""
     result = []
     for rate in (0.0,) if quick else (0.0, 0.1):
         for name, task in SHAPES.items():
             tokens = task.length * (2 if task.pair else 1)
-            result.append(Cell(name, 1 if quick else max(1, -(-TOKENS // tokens)), rate))
+            result.append(LayerCell(name, 1 if quick else max(1, -(-TOKENS // tokens)), rate))
     return result
 
 
@@ -74,7 +74,7 @@ def _step(bar: Progress, task: str, _share: float, label: str) -> None:
 
 
 def measure(
-    cell: Cell,
+    cell: LayerCell,
     attentions: Sequence[str],
     rounds: int,
     show: Callable[[float, str], None],
@@ -104,7 +104,7 @@ def measure(
     }
 
 
-def training_step(cell: Cell, attention: str, length: int | None = None) -> Callable[[], object]:
+def training_step(cell: LayerCell, attention: str, length: int | None = None) -> Callable[[], object]:
     """Run forward, backward and update of the preset's model, on random tokens of the task's shape or of another length."""
     task = SHAPES[cell.task] if length is None else replace(SHAPES[cell.task], length=length)
     torch.manual_seed(0)
@@ -126,7 +126,7 @@ def training_step(cell: Cell, attention: str, length: int | None = None) -> Call
     return step
 
 
-def loading(cell: Cell, folder: str) -> Callable[[], object]:
+def loading(cell: LayerCell, folder: str) -> Callable[[], object]:
     """Load the next batch of a training run."""
     task = SHAPES[cell.task]
     lead = (EXAMPLES, 2) if task.pair else (EXAMPLES,)

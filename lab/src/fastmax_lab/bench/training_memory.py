@@ -19,9 +19,9 @@ def peak(task: str, batch: int, attention: str, attention_dropout: float) -> dic
 
 
 def _run(*, task: str, batch: int, attention: str, attention_dropout: float) -> dict[str, int]:
-    from fastmax_lab.bench.lra import Cell, training_step
+    from fastmax_lab.bench.lra import LayerCell, training_step
 
-    cell = Cell(task, batch, attention_dropout)
+    cell = LayerCell(task, batch, attention_dropout)
     training_step(cell, attention, 64)()  # libraries load and pools grow at the first call
     step = training_step(cell, attention)
     before = reset_peak()

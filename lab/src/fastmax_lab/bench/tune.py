@@ -9,7 +9,7 @@ import torch
 from fastmax.backends.triton import both_passes
 from fastmax.backends.triton.device import architecture
 from fastmax.backends.triton.tiles import Tiles, padded, tiles_for
-from fastmax.backends.triton.work import Work
+from fastmax.backends.triton.work import Launch
 from fastmax.call import Call, InputGrads, Options, OutputGrads
 from fastmax.core import default_scale
 from fastmax.plan import Plan
@@ -96,8 +96,8 @@ def _seconds(call: Call, arch: str, tiles: Tiles, do: Any) -> float | None:  # p
         try:
             begin.record()
             o, g, _ = call.new_outputs()
-            both_passes.forward(Work(call, Plan("factorized"), arch, tiles), o, g, None)
-            work = Work(call, Plan("factorized"), arch, tiles)
+            both_passes.forward(Launch(call, Plan("factorized"), arch, tiles), o, g, None)
+            work = Launch(call, Plan("factorized"), arch, tiles)
             both_passes.backward(work, o, g, OutputGrads(do, None, None), InputGrads.empty(call))
             end.record()
             torch.cuda.synchronize()

@@ -17,7 +17,7 @@ from fastmax_lab.baselines import DECAYS, DROPOUT_MODES, NAMES, SCALES, SEVEN
 from fastmax_lab.commands.paths import EXISTING, NEW_FOLDER
 from fastmax_lab.commands.shared import Command, Data, Device, Printing, Threads, check_device, choice
 from fastmax_lab.lra import presets, tasks
-from fastmax_lab.lra.config import COUNT, RATE, Pace, Processes
+from fastmax_lab.lra.config import COUNT, RATE, Intervals, Processes
 from fastmax_lab.lra.quirks import Quirks, flags
 from fastmax_lab.lra.run import PRECISIONS, SEED, RunConfig, configure
 
@@ -78,17 +78,17 @@ class RunSettings:
 class Training(RunSettings, Data, Threads, Device, Printing):
     """Options of train and sweep that do not change the numbers of a run."""
 
-    log_every: Annotated[int, COUNT] = Pace.log_every
+    log_every: Annotated[int, COUNT] = Intervals.log_every
     """Steps between lines of the log."""
-    checkpoint_every: Annotated[int, COUNT] = Pace.checkpoint_every
+    checkpoint_every: Annotated[int, COUNT] = Intervals.checkpoint_every
     """Steps between checkpoints."""
     out: Annotated[Path | None, NEW_FOLDER] = None
     """Folder to write to, instead of one in runs/lra."""
 
     @property
-    def pace(self) -> Pace:
+    def intervals(self) -> Intervals:
         """Return the steps between writes."""
-        return Pace(self.log_every, self.checkpoint_every)
+        return Intervals(self.log_every, self.checkpoint_every)
 
     @property
     def say(self) -> Callable[[str], None]:
@@ -130,7 +130,7 @@ class Train(Training, Command):
                 data=self.data_folder,
                 out=out,
                 resume=self.resume,
-                pace=self.pace,
+                intervals=self.intervals,
                 processes=Processes(self.context_parallel),
                 device=self.device,
                 say=self.say,
@@ -170,7 +170,9 @@ class Sweep(Training, Command):
 
         out = RUNS if self.out is None else self.out
         with _process_group_closed():
-            found = sweep(configs, data=self.data_folder, out=out, pace=self.pace, device=self.device, say=self.say)
+            found = sweep(
+                configs, data=self.data_folder, out=out, intervals=self.intervals, device=self.device, say=self.say
+            )
             if is_main_process():
                 self.show(found, report.accuracies)
 

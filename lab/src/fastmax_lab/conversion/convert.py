@@ -12,7 +12,7 @@ from fastmax_lab.conversion import layers, losses
 from fastmax_lab.conversion.batches import Batch, on, split
 from fastmax_lab.conversion.recipe import Recipe, Stage
 from fastmax_lab.conversion.report import Conversion
-from fastmax_lab.conversion.run import Run
+from fastmax_lab.conversion.run import ConversionRun
 
 TRANSFER = Stage(steps=200, lr=1e-3)
 DISTILL = Stage(steps=200, lr=1e-4, scale_lr=1e-2, gate_lr=1e-2, train="all")
@@ -104,7 +104,7 @@ def convert(
     if decay is not None:  # keys of another sequence have no distance to fade with
         crossing = [name for name in crossing if name in chosen]
         configure(student, order, normalize=normalize, learn_scale=learn_scale, layers=crossing)
-    run = Run(
+    run = ConversionRun(
         teacher,
         student,
         recipe,

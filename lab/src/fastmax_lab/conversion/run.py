@@ -21,7 +21,7 @@ CHECKS = 4
 """Number of times per stage that the student is measured on the batches held out."""
 
 
-class Run:
+class ConversionRun:
     """A running conversion; `position` holds its results so far."""
 
     save_every = 100

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastmax_lab.baselines import SEVEN
 from fastmax_lab.experiments.items import Item, Workspace
-from fastmax_lab.lra.config import Pace
+from fastmax_lab.lra.config import Intervals
 from fastmax_lab.lra.metrics import read
 from fastmax_lab.lra.run import RunConfig, configure
 from fastmax_lab.measurements import Measurement, slug
@@ -100,7 +100,7 @@ FULL = {
 }
 """The preset as it is: 50,000 steps."""
 TASKS = {"quick": QUICK, "cpu": CPU, "full": FULL}
-PACE = Pace(log_every=10, checkpoint_every=50)
+INTERVALS = Intervals(log_every=10, checkpoint_every=50)
 _PACES = {"softmax": 3.0, "fastmax1": 0.5, "fastmax2, gated": 2.0, "linear": 0.5, "reformer": 3.0, "informer": 3.0}
 
 
@@ -177,7 +177,9 @@ def train(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
     def say(line: str) -> None:
         workspace.show(share, line)
 
-    result = lra_train.train(config, data=workspace.data, out=folder, resume=True, pace=PACE, say=say, watch=watch)
+    result = lra_train.train(
+        config, data=workspace.data, out=folder, resume=True, intervals=INTERVALS, say=say, watch=watch
+    )
     curves = {
         kind: [[line["step"], line["loss"], line["accuracy"]] for line in read(folder, kind)]
         for kind in ("train", "dev")

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastmax_lab.baselines import SEVEN
 from fastmax_lab.bench import lra as bench
-from fastmax_lab.bench.lra import Cell
+from fastmax_lab.bench.lra import LayerCell
 from fastmax_lab.experiments.items import Item, Workspace
 from fastmax_lab.measurements import Measurement, slug
 
@@ -16,11 +16,11 @@ QUICK = ("vanilla", "softmax", "fastmax1", "fastmax2")
 
 def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG001
     if budget == "quick":
-        return [item(Cell("text", 1, 0.1), QUICK, rounds=2, cost=25.0)]
+        return [item(LayerCell("text", 1, 0.1), QUICK, rounds=2, cost=25.0)]
     return [item(cell, ("vanilla", *SEVEN), rounds=3, cost=150.0) for cell in bench.cells(quick=False)]
 
 
-def item(cell: Cell, attentions: tuple[str, ...], *, rounds: int, cost: float) -> Item:
+def item(cell: LayerCell, attentions: tuple[str, ...], *, rounds: int, cost: float) -> Item:
     def measure(workspace: Workspace) -> dict[str, Any]:
         return bench.measure(cell, attentions, rounds, workspace.show)
 

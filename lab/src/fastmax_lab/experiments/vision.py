@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fastmax_lab.baselines import Options
+from fastmax_lab.baselines import BaselineOptions
 from fastmax_lab.baselines.registry import attention
 from fastmax_lab.lra.config import ModelPreset
 from fastmax_lab.lra.model import Block
@@ -15,11 +15,11 @@ from fastmax_lab.lra.model import Block
 PATCH = 4
 TOKENS = (28 // PATCH) ** 2 + 1
 """The class token is the first."""
-MODELS: dict[str, tuple[str, Options]] = {
-    "softmax": ("softmax", Options()),
-    "fastmax2, paper's scale": ("fastmax2", Options(scale="paper")),
-    "fastmax2": ("fastmax2", Options(scale="sqrt")),
-    "fastmax2, gated": ("fastmax2", Options(scale="sqrt", decay="gated")),
+MODELS: dict[str, tuple[str, BaselineOptions]] = {
+    "softmax": ("softmax", BaselineOptions()),
+    "fastmax2, paper's scale": ("fastmax2", BaselineOptions(scale="paper")),
+    "fastmax2": ("fastmax2", BaselineOptions(scale="sqrt")),
+    "fastmax2, gated": ("fastmax2", BaselineOptions(scale="sqrt", decay="gated")),
 }
 """Attentions by name: that of `fastmax_lab.baselines`, and its options. Without a word on the scale it is 1 / sqrt(D)."""
 

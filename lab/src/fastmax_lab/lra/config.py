@@ -62,7 +62,7 @@ class Preset:
 
 
 @dataclass(frozen=True)
-class Pace:
+class Intervals:
     """Steps between writes. They do not change the numbers of a run."""
 
     log_every: Annotated[int, COUNT] = 10

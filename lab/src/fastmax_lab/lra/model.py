@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fastmax.call import accumulation_dtype
 from fastmax.nn.sharded import Sequence, SharesSequence
-from fastmax_lab.baselines import Options
+from fastmax_lab.baselines import BaselineOptions
 from fastmax_lab.baselines.interface import Attention
 from fastmax_lab.baselines.registry import attention
 from fastmax_lab.lra.config import ModelPreset
@@ -155,7 +155,7 @@ class Classifier(nn.Module):
 
 
 def classifier(
-    task: Task, preset: ModelPreset, name: str, *, options: Options | None = None, quirks: Quirks | None = None
+    task: Task, preset: ModelPreset, name: str, *, options: BaselineOptions | None = None, quirks: Quirks | None = None
 ) -> Classifier:
     """Return a model of the preset with the attention of that name; `options` default to the preset's."""
     if preset.qkv % preset.heads:
@@ -175,10 +175,10 @@ def classifier(
     return Classifier(task, preset, make, Quirks() if quirks is None else quirks)
 
 
-def attention_options(preset: ModelPreset, base: Options | None = None) -> Options:
+def attention_options(preset: ModelPreset, base: BaselineOptions | None = None) -> BaselineOptions:
     """Return the preset's options; the rest as in `base`."""
     return replace(
-        Options() if base is None else base,
+        BaselineOptions() if base is None else base,
         dropout=preset.attention_dropout,
         performer_features=preset.performer_features,
         reformer_rounds=preset.reformer_rounds,

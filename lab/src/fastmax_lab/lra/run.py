@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastmax_lab._settings import OneOf, Range, check
-from fastmax_lab.baselines import DECAYS, DROPOUT_MODES, NAMES, SCALES, Options
+from fastmax_lab.baselines import DECAYS, DROPOUT_MODES, NAMES, SCALES, BaselineOptions
 from fastmax_lab.lra import presets, tasks
 from fastmax_lab.lra.config import COUNT, ModelPreset, TrainPreset
 from fastmax_lab.lra.quirks import Quirks
@@ -29,11 +29,11 @@ class RunConfig:
     """The harness whose settings to take."""
     model: ModelPreset
     train: TrainPreset
-    scale: Annotated[str, OneOf(SCALES)] = Options.scale
-    decay: Annotated[str, OneOf(DECAYS)] = Options.decay
-    standardized: bool = Options.standardized
+    scale: Annotated[str, OneOf(SCALES)] = BaselineOptions.scale
+    decay: Annotated[str, OneOf(DECAYS)] = BaselineOptions.decay
+    standardized: bool = BaselineOptions.standardized
     """Softmax attends to standardized queries and keys."""
-    dropout_mode: Annotated[str, OneOf(DROPOUT_MODES)] = Options.dropout_mode
+    dropout_mode: Annotated[str, OneOf(DROPOUT_MODES)] = BaselineOptions.dropout_mode
     seed: Annotated[int, SEED] = 0
     """The seed of weights, order and dropout."""
     length: Annotated[int | None, COUNT] = None
@@ -83,7 +83,9 @@ class RunConfig:
 
         options = attention_options(
             self.model,
-            Options(scale=self.scale, decay=self.decay, dropout_mode=self.dropout_mode, standardized=self.standardized),
+            BaselineOptions(
+                scale=self.scale, decay=self.decay, dropout_mode=self.dropout_mode, standardized=self.standardized
+            ),
         )
         return classifier(self.task_shape(), self.model, self.attention, options=options, quirks=self.quirks)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastmax_lab.lra.config import Pace
+from fastmax_lab.lra.config import Intervals
 from fastmax_lab.lra.run import RunConfig
 from fastmax_lab.lra.train import train
 
@@ -18,7 +18,7 @@ def sweep(
     *,
     data: Path,
     out: Path,
-    pace: Pace | None = None,
+    intervals: Intervals | None = None,
     device: str = "auto",
     say: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
@@ -27,6 +27,6 @@ def sweep(
     for number, config in enumerate(configs, 1):
         say(f"[{number}/{len(configs)}] {config.task}, {config.attention}, seed {config.seed}")
         results.append(
-            train(config, data=data, out=folder(out, config), resume=True, pace=pace, device=device, say=say)
+            train(config, data=data, out=folder(out, config), resume=True, intervals=intervals, device=device, say=say)
         )
     return results

@@ -18,7 +18,7 @@ from fastmax_lab._progress import Progress, waiting
 from fastmax_lab.lra import checkpoint, tasks
 from fastmax_lab.lra.batches import check_shards, shard, take, training_rows
 from fastmax_lab.lra.checkpoint import Position
-from fastmax_lab.lra.config import Pace, Processes
+from fastmax_lab.lra.config import Intervals, Processes
 from fastmax_lab.lra.evaluate import Score, batches, evaluate, load_split
 from fastmax_lab.lra.metrics import DivergedError, Metrics
 from fastmax_lab.lra.processes import Share, share
@@ -53,7 +53,7 @@ def train(
     data: Path,
     out: Path,
     resume: bool = False,
-    pace: Pace | None = None,
+    intervals: Intervals | None = None,
     processes: Processes | None = None,
     device: str = "auto",
     say: Callable[[str], None] = print,
@@ -68,7 +68,7 @@ def train(
         data: The folder of the data.
         out: The folder of the run.
         resume: Continue from a checkpoint in `out`, if there is one.
-        pace: The steps between writes.
+        intervals: The steps between writes.
         processes: The division of work.
         device: "auto" or "cpu".
         say: Receives the scores.
@@ -89,7 +89,9 @@ def train(
         for name in ("val", "test"):
             batches(splits[name], config)
         prepared = accelerator.prepare(model, make_optimizer(model, config))
-        run = Run(config, splits, out, Pace() if pace is None else pace, say, accelerator, part, *prepared)
+        run = Run(
+            config, splits, out, Intervals() if intervals is None else intervals, say, accelerator, part, *prepared
+        )
         if found is not None:
             run.restore(found)
         if accelerator.is_main_process:
@@ -109,7 +111,7 @@ class Run:
     config: RunConfig
     splits: dict[str, Split]
     out: Path
-    pace: Pace
+    intervals: Intervals
     say: Callable[[str], None]
     accelerator: Any
     share: Share
@@ -130,7 +132,7 @@ class Run:
             measured = self.step(step)
             done = step + 1
             last = done == steps
-            if last or done % self.pace.log_every == 0:
+            if last or done % self.intervals.log_every == 0:
                 loss, accuracy, gradient = self.accelerator.reduce(measured, "mean").tolist()
                 if not np.isfinite(loss):
                     raise DivergedError(f"the loss is {loss} at step {done}", "try a smaller --lr")
@@ -146,7 +148,7 @@ class Run:
                 score = self.score_dev()
                 if metrics is not None:
                     metrics.log(done, "dev", {"loss": score.loss, "accuracy": score.accuracy})
-            if evaluated or done % self.pace.checkpoint_every == 0:
+            if evaluated or done % self.intervals.checkpoint_every == 0:
                 self._save(LATEST, self.optimizer.optimizer)
 
     def step(self, step: int) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor
 from fastmax.backends.triton import both_passes, device, recorded
 from fastmax.backends.triton.cut import parts
 from fastmax.backends.triton.decode import MAX_DIM, can_step, prepare_step
-from fastmax.backends.triton.work import Work
+from fastmax.backends.triton.work import Launch
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.plan import RULE, Plan, dense_costs_too_much
 
@@ -51,7 +51,7 @@ def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
     arch = device.architecture(call.q.device)
     for part in parts(call, plan, arch):
         state_out = state[:, part.heads] if call.options.return_state else None
-        both_passes.forward(Work(part.call, plan, arch), o[:, part.query_heads], g[:, part.query_heads], state_out)
+        both_passes.forward(Launch(part.call, plan, arch), o[:, part.query_heads], g[:, part.query_heads], state_out)
     return o, g, state
 
 
@@ -62,7 +62,7 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     for part in parts(call, plan, arch):
         heads, queries = part.heads, part.query_heads
         both_passes.backward(
-            Work(part.call, plan, arch),
+            Launch(part.call, plan, arch),
             o[:, queries],
             g[:, queries],
             OutputGrads(

@@ -6,12 +6,12 @@ from torch import Tensor
 from fastmax.backends.triton import launch
 from fastmax.backends.triton.launch import Sums, Values
 from fastmax.backends.triton.states import Centres, from_kernels, mean_of
-from fastmax.backends.triton.work import Side, Span, Work
+from fastmax.backends.triton.work import Launch, Side, Stretch
 from fastmax.call import InputGrads, OutputGrads
 from fastmax.decay import log_decay_grads, rows_part
 
 
-def forward(work: Work, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
+def forward(work: Launch, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
     queries, keys = (launch.normalized(work, are_queries=x) for x in (True, False))
     values = launch.new_values(work, keys)
     state = work.call.state_in
@@ -26,7 +26,7 @@ def forward(work: Work, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
         state_out.copy_(state)
 
 
-def backward(work: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads) -> None:
+def backward(work: Launch, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads) -> None:
     """Walk the spans in reverse. If there are several, sum the states that they start from again first."""
     call = work.call
     queries, keys = (launch.normalized(work, are_queries=x) for x in (True, False))
@@ -62,7 +62,7 @@ def backward(work: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGra
 
 
 def _centres(
-    work: Work, keys: Side, span: Span, values: Values, state: Tensor | None, *, needed: bool
+    work: Launch, keys: Side, span: Stretch, values: Values, state: Tensor | None, *, needed: bool
 ) -> Centres | None:
     """Return the means of the keys in the state, else of the first keys, and of their values; None if no sum is taken."""
     if work.dense and state is None and not needed:
@@ -76,7 +76,7 @@ def _centres(
 
 
 def _summed(
-    work: Work, side: Side, span: Span, values: Values, centres: Centres | None, start: Tensor | None, *, total: bool,
+    work: Launch, side: Side, span: Stretch, values: Values, centres: Centres | None, start: Tensor | None, *, total: bool,
     chunks: bool = True,
 ) -> tuple[Sums | None, Tensor | None]:  # fmt: skip
     """Return the sums that the other side reads in this span, and `total` in the public order; None where not needed."""

@@ -33,7 +33,7 @@ class Cut(NamedTuple):
         return self.shape.rows * self.shape.dv * self.products.dtype.itemsize + 4 * self.shape.column
 
 
-class Part(NamedTuple):
+class HeadGroup(NamedTuple):
     """Some key heads, and the query heads that read them, as a separate call."""
 
     call: Call
@@ -41,7 +41,7 @@ class Part(NamedTuple):
     query_heads: slice
 
 
-def parts(call: Call, plan: Plan, arch: str) -> Iterator[Part]:
+def parts(call: Call, plan: Plan, arch: str) -> Iterator[HeadGroup]:
     """Yield the whole call, or groups of heads if it is packed: only the device knows where its sequences end."""
     heads, groups = call.k.shape[1], max(1, call.groups)
     at_once = max(1, heads)
@@ -50,12 +50,12 @@ def parts(call: Call, plan: Plan, arch: str) -> Iterator[Part]:
         slots = ceil_div(call.q.shape[2] + call.k.shape[2], cut.tiles.chunk) + call.state_shape[0]
         at_once = min(at_once, max(1, budget_of(plan) // max(1, slots * cut.slot_bytes)))
     if at_once == max(1, heads):
-        yield Part(call, slice(None), slice(None))
+        yield HeadGroup(call, slice(None), slice(None))
         return
     for first in range(0, heads, at_once):
         own, queries = slice(first, first + at_once), slice(first * groups, (first + at_once) * groups)
         mask = call.key_mask
-        yield Part(
+        yield HeadGroup(
             replace(
                 call,
                 q=call.q[:, queries],

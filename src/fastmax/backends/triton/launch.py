@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastmax.backends.triton.slots import ceil_div
 from fastmax.backends.triton.states import Centres, to_kernels
-from fastmax.backends.triton.work import Side, Span, Work, channels_last
+from fastmax.backends.triton.work import Launch, Side, Stretch, channels_last
 from fastmax.core import EPS
 
 CENTRE_TOKENS = 1024
@@ -45,7 +45,7 @@ class Sums:
     has_in: bool
 
 
-def normalized(work: Work, *, are_queries: bool) -> Side:
+def normalized(work: Launch, *, are_queries: bool) -> Side:
     from fastmax.backends.triton.kernels.normalize import normalize
 
     call, seq = work.call, work.sequences
@@ -63,7 +63,7 @@ def normalized(work: Work, *, are_queries: bool) -> Side:
     return Side(x, out, seq.cu_q if are_queries else seq.cu_k, are_queries)
 
 
-def centre(work: Work, keys: Side, span: Span, *, values: bool) -> Tensor:
+def centre(work: Launch, keys: Side, span: Stretch, *, values: bool) -> Tensor:
     """Return the mean of the normalized keys, or of their values: of the first ones if causal, else of a sample."""
     from fastmax.backends.triton.kernels.centre import centre
 
@@ -80,14 +80,14 @@ def centre(work: Work, keys: Side, span: Span, *, values: bool) -> Tensor:
     return out
 
 
-def new_values(work: Work, keys: Side) -> Values:
+def new_values(work: Launch, keys: Side) -> Values:
     """Allocate the values of keys. `centre_keys` fills the part for the state, span by span."""
     state = torch.empty(*work.v.shape[:3], work.shape.dv, device=work.device, dtype=work.products.dtype)
     last = torch.empty_like(work.counts)
     return Values(work.v, work.counts, torch.empty_like(keys.hat), state, last, work.none, work.none)
 
 
-def centre_keys(work: Work, keys: Side, span: Span, values: Values, centres: Centres) -> None:
+def centre_keys(work: Launch, keys: Side, span: Stretch, values: Values, centres: Centres) -> None:
     from fastmax.backends.triton.kernels.centre_keys import centre_keys
 
     size = rows_of(max(work.shape.d, work.shape.dv))
@@ -103,7 +103,7 @@ def centre_keys(work: Work, keys: Side, span: Span, values: Values, centres: Cen
             )  # fmt: skip
 
 
-def new_output_grads(work: Work, queries: Side) -> Values:
+def new_output_grads(work: Launch, queries: Side) -> Values:
     """Allocate w of queries. `output_grads` fills it, span by span."""
     batch, heads, tokens, _ = work.call.q.shape
     w = torch.empty(batch, heads, tokens, work.shape.dv, device=work.device, dtype=work.products.dtype)
@@ -112,7 +112,7 @@ def new_output_grads(work: Work, queries: Side) -> Values:
 
 
 def output_grads(
-    work: Work, queries: Side, span: Span, w: Values, o: Tensor, g: Tensor, do: Tensor | None, dg: Tensor | None,
+    work: Launch, queries: Side, span: Stretch, w: Values, o: Tensor, g: Tensor, do: Tensor | None, dg: Tensor | None,
     centres: Centres | None,
 ) -> None:  # fmt: skip
     """Fill w for one span. `centres` are None where no state is read."""
@@ -136,7 +136,8 @@ def output_grads(
 
 
 def accumulate(
-    work: Work, side: Side, span: Span, values: Values, centres: Centres, start: Tensor | None, *, chunks: bool, total: bool
+    work: Launch, side: Side, span: Stretch, values: Values, centres: Centres, start: Tensor | None, *, chunks: bool,
+    total: bool,
 ) -> tuple[Sums, tuple[Tensor, Tensor]]:  # fmt: skip
     """Sum S of keys or T of queries: of all chunks, the total in fp32, or both. `start` is in the public order."""
     from fastmax.backends.triton.kernels.accumulate import accumulate
@@ -166,7 +167,7 @@ def accumulate(
 
 
 def read(
-    work: Work, rows: Side, columns: Side, span: Span, own: Values, values: Values, sums: Sums | None,
+    work: Launch, rows: Side, columns: Side, span: Stretch, own: Values, values: Values, sums: Sums | None,
     centres: Centres | None, out: Tensor, *, g: Tensor | None = None, dc: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Compute o and g of queries or, if rows are keys and the values are w, the gradient of the values (and of c)."""
@@ -190,8 +191,8 @@ def read(
 
 
 def read_vjp(
-    work: Work, rows: Side, columns: Side, span: Span, own: Values, other: Values, sums: Sums | None, centres: Centres | None,
-    out: Tensor, *, d_scale: Tensor | None = None,
+    work: Launch, rows: Side, columns: Side, span: Stretch, own: Values, other: Values, sums: Sums | None,
+    centres: Centres | None, out: Tensor, *, d_scale: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Compute the gradient of the raw rows and, on request, that of the scale of each head: (B, H, N), to be summed."""
     from fastmax.backends.triton.kernels.read_vjp import read_vjp
@@ -216,7 +217,7 @@ def read_vjp(
             )  # fmt: skip
 
 
-def _flags(work: Work, sums: Sums | None) -> dict[str, Any]:
+def _flags(work: Launch, sums: Sums | None) -> dict[str, Any]:
     """Return the compile-time constants that `read` and `read_vjp` share."""
     shape = work.shape
     return {
@@ -233,17 +234,17 @@ def _flags(work: Work, sums: Sums | None) -> dict[str, Any]:
     }
 
 
-def _read(work: Work, sums: Sums | None) -> tuple[Tensor, Tensor]:
+def _read(work: Launch, sums: Sums | None) -> tuple[Tensor, Tensor]:
     return (work.none, work.none) if sums is None else (sums.s, sums.z)
 
 
-def _fade(work: Work, are_queries: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _fade(work: Launch, are_queries: bool) -> tuple[Tensor, Tensor, Tensor]:
     fade = work.fading
     if fade is None:
         return work.none, work.none, work.none
     return fade.until_here if are_queries else fade.from_here, fade.high, fade.low
 
 
-def _on(work: Work) -> AbstractContextManager[Any]:
+def _on(work: Launch) -> AbstractContextManager[Any]:
     """Select the device of the tensors for Triton's launches."""
     return torch.cuda.device(work.device) if work.device.type == "cuda" else nullcontext()

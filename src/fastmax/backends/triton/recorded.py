@@ -5,7 +5,7 @@ from functools import cache
 from typing import NamedTuple
 
 
-class Run(NamedTuple):
+class RecordedRun(NamedTuple):
     """One reported line of `make test-gpu`."""
 
     arch: str  # "sm_80", "gfx942"
@@ -16,7 +16,7 @@ class Run(NamedTuple):
     date: str
 
 
-RUNS: tuple[Run, ...] = ()
+RUNS: tuple[RecordedRun, ...] = ()
 """None yet: the kernels are tested in Triton's interpreter and compiled for their targets, and have not run on a GPU."""
 
 

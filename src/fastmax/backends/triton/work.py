@@ -15,7 +15,7 @@ from fastmax.plan import Plan, cheaper_form, dense_costs_too_much
 
 
 @dataclass(frozen=True)
-class Span:
+class Stretch:
     """Tokens of every sequence from `start` on, over which chunk states are held at one time; all of them if packed."""
 
     start: int
@@ -33,11 +33,11 @@ class Side(NamedTuple):
     cu: Tensor
     are_queries: bool
 
-    def length(self, span: Span) -> int:
+    def length(self, span: Stretch) -> int:
         return span.queries if self.are_queries else span.keys
 
 
-class Work:
+class Launch:
     """The data that all kernels of a call share."""
 
     def __init__(self, call: Call, plan: Plan, arch: str, tiles: Tiles | None = None) -> None:
@@ -66,7 +66,7 @@ class Work:
             chunks = self.sequences.chunks(self.chunk, self.longest)
             self.fading = fading(call.log_decay, self.sequences, self.chunk, chunks)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[Stretch]:
         """Return spans of so many chunks that their states stay within the budget; one span if sequences are packed."""
         queries, keys = self.call.q.shape[2], self.call.k.shape[2]
         at_once = max(self.longest, 1)
@@ -77,10 +77,10 @@ class Work:
         for start in range(0, max(self.longest, 1), at_once):
             own = [max(0, min(n - start, at_once)) for n in (queries, keys)]
             chunks = self.sequences.chunks(self.chunk, max(own)) if self.is_causal else self.sequences.whole()
-            found.append(Span(start, own[0], own[1], start // self.chunk, chunks))
+            found.append(Stretch(start, own[0], own[1], start // self.chunk, chunks))
         return found
 
-    def of_chunk(self, span: Span) -> Tensor:
+    def of_chunk(self, span: Stretch) -> Tensor:
         """Return the factor on a state over each chunk, (slots, Hkv)."""
         if self.fading is None:
             return self.none
