@@ -12,7 +12,7 @@ from fastmax import validation
 from fastmax._torch_private import has_tangent
 from fastmax.backends import Backend, resolve
 from fastmax.call import TENSORS, Call, InputGrads, OutputGrads, schema
-from fastmax.decay import check_decays, zero_grads_beyond_bound
+from fastmax.decay import check_decays, grads_within_bound
 from fastmax.plan import RULE, Plan
 
 _RETURNS = ", ".join(["Tensor"] * len(InputGrads._fields))
@@ -100,7 +100,7 @@ def gradients(
             )
         found.log_decay.add_(share)
     if call.log_decay is not None:
-        zero_grads_beyond_bound(found.log_decay, call.log_decay)
+        found = found._replace(log_decay=grads_within_bound(found.log_decay, call.log_decay))
     return found
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from fastmax.backends.native import abi
 from fastmax.backends.native.packed_call import PackedCall, in_rows
 from fastmax.call import Call, Options
-from fastmax.decay import check_decays, log_decay_grads, zero_grads_beyond_bound
+from fastmax.decay import check_decays, grads_within_bound, log_decay_grads
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Prepared:
         self.library.run("backward", packed, None)
         if dc is None or log_decay is None:
             return dq, dk, dv, None
-        return dq, dk, dv, zero_grads_beyond_bound(log_decay_grads(dc).to(dc.dtype), log_decay)
+        return dq, dk, dv, grads_within_bound(log_decay_grads(dc).to(dc.dtype), log_decay)
 
 
 _NO_GRADS = abi.NO_TENSOR * 6
