@@ -103,7 +103,7 @@ def test_names() -> None:
             "fastmax-lab bench core --quick",
         ),
         (["/lib/fastmax_lab/__main__.py", "bench", "core"], "fastmax-lab bench core"),
-        (["examples/picture.py", "--picture", "a.png", "--quick"], "python picture.py --quick"),
+        (["folder/picture.py", "--picture", "a.png", "--quick"], "python picture.py --quick"),
     ],
 )
 def test_commands_name_no_file_of_a_machine(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import PAGES, ROOT
+from fastmax.__main__ import parser
+from tests.docs.blocks import ROOT
 
 FOLDERS = (".ci", ".github", "docs", "examples", "lab", "native", "src", "tests", "tools")
 KINDS = (".md", ".py", ".cpp", ".h", ".sh", ".yml", ".toml", ".ipynb", ".cff", ".css", ".js", "")
 FILE = re.compile(r"(?<![\w/.*{}:-])((?:[\w-]+/)+[\w.-]*[\w-]\.(?:py|md|sh|cpp|h|ipynb|yml|toml))\b")
 MODULE = re.compile(r"(?<![\w/.-])(fastmax(?:_lab)?(?:\.[a-z_]\w*)+)(?![\w/-])")
+TARGET = re.compile(r"(?:`|run: |^)make ([a-z][a-z-]*)", re.MULTILINE)
+COMMAND = re.compile(r"(?:`|run: |bin/)(fastmax|fastmax-lab) ([a-z][a-z-]*)\b(?!\.)")
+OTHER_NAMES = {
+    "fastmax.attic", "fastmax_lab.gone",  # which tests make up
+    "fastmax.backends.native._kernels",  # no Python module
+    "fastmax.backward", "fastmax.forward", "fastmax.forward.default",  # ops
+    "fastmax.cache", "fastmax.convert", "fastmax.window_state",  # formats of files
+    "fastmax.gate", "fastmax.head_scale", "fastmax.shape",  # attributes of a module's child and of a variable
+}  # fmt: skip
 MADE_UP = re.compile(r"NAME|^(archive|data|repository|sys|convert/index|folder|out)\b")
 """Placeholders, headers of the system, and files that tests write."""
 
@@ -69,10 +79,31 @@ def exists(name: str) -> bool:
     return True
 
 
-def test_modules_and_names_on_the_pages_exist() -> None:
-    """Those of the lab as well, where it is installed."""
+def test_modules_and_names_that_are_named_exist() -> None:
+    """In all sources. Those of the lab as well, where it is installed."""
     has_lab = importlib.util.find_spec("fastmax_lab") is not None
-    named = {name for path in PAGES for name in MODULE.findall(path.read_text(encoding="utf-8"))}
-    named -= {"fastmax.shape"}  # of a variable
-    assert len(named) > 10
+    named = {name for path in sources() for name in MODULE.findall(path.read_text(encoding="utf-8", errors="ignore"))}
+    named -= OTHER_NAMES
+    assert len(named) > 100
     assert not [name for name in sorted(named) if (has_lab or not name.startswith("fastmax_lab")) and not exists(name)]
+
+
+def test_targets_and_commands_that_are_named_exist() -> None:
+    """Those in code spans and workflows; `test_commands.py` parses the blocks of the pages."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert "demo" in targets
+    missing = []
+    for path in sources():
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        missing += [(path.name, f"make {name}") for name in TARGET.findall(text) if name not in targets]
+        missing += [(path.name, command) for command in COMMAND.findall(text) if not is_command(*command)]
+    assert not missing
+
+
+def is_command(program: str, name: str) -> bool:
+    """Return True if a program has the command. Without the lab its commands are not known, and any is taken."""
+    if program == "fastmax":
+        return name in parser().format_usage()
+    if importlib.util.find_spec("fastmax_lab") is None:
+        return True
+    return any(known.split()[0] == name for known in importlib.import_module("fastmax_lab.cli").COMMANDS)
