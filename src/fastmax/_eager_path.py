@@ -41,13 +41,16 @@ def find_prepared_call(
         options, query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype,
         value.shape, value.stride(), value.dtype,
     )  # fmt: skip
-    if log_decay is not None:
+    if log_decay is None:
+        return found, _prepared.get(found)
+    found = (*found, log_decay.shape, log_decay.stride(), log_decay.dtype)
+    prepared = _prepared.get(found)
+    if prepared is None:
         # only decays that `bind` leaves as they are
         usual = options.is_causal and log_decay.dtype == query.dtype == key.dtype == value.dtype and key.dim() == 4
         if not usual or log_decay.shape != key.shape[:3] or log_decay.dtype not in (torch.float32, torch.float64):
             return None, None
-        found = (*found, log_decay.stride())
-    return found, _prepared.get(found)
+    return found, prepared
 
 
 def run_prepared_call(
