@@ -15,7 +15,7 @@ from fastmax.state.recent import Recent, capacity
 
 VERSION = 1
 FORMAT = "fastmax.state"
-_OPTIONS = {"version": int, "order": int, "head_dim": int, "value_dim": int}
+_OPTIONS = {"version": int, "order": int}
 TENSORS = ("sum", "sum_decay", "recent_keys", "recent_values", "recent_decays", "tokens")
 _NAMES = {*_OPTIONS, *TENSORS, "normalize", "scale"}
 
@@ -28,8 +28,6 @@ def entries(contents: Contents, weighting: Weighting) -> dict[str, Any]:
     return {
         "version": VERSION,
         "order": weighting.order,
-        "head_dim": contents.head_dim,
-        "value_dim": contents.value_dim,
         "normalize": weighting.normalize,
         "scale": scale.detach().clone() if isinstance(scale, Tensor) else scale,
         "sum": values[:, :, :0].clone() if total is None else total,
@@ -44,13 +42,12 @@ def entries(contents: Contents, weighting: Weighting) -> dict[str, Any]:
 def contents(state_dict: dict[str, Any]) -> tuple[Contents, Weighting]:
     """Return a copy of what `entries` was given, after every check that a file needs."""
     found = _checked(state_dict)
-    head_dim, order, normalize, scale = (found[name] for name in ("head_dim", "order", "normalize", "scale"))
-    checks.options(head_dim, order, normalize)
+    order, normalize, scale = (found[name] for name in ("order", "normalize", "scale"))
     total, decay, keys, values, decays, tokens = (found[name].clone() for name in TENSORS)
     masked = bool((values[..., -1:] == 0).any())
     recent = Recent(keys, values, None if decays.shape == (0,) else decays, masked)
     read = Contents(total if total.shape[2] else None, None if decay.shape == (0,) else decay, recent, tokens)
-    _check_contents(read, head_dim, order)
+    _check_contents(read, order, normalize)
     return read, Weighting(order, scale.clone() if isinstance(scale, Tensor) else scale, normalize)
 
 
@@ -77,23 +74,23 @@ def _checked(state_dict: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"scale must be finite, got {scale.tolist()}")
     elif type(scale) not in (int, float):
         raise ValueError(f"scale must be a number or a tensor, got {_shown(scale)}")
-    shape = tuple(state_dict["recent_values"].shape)
-    if shape[-1:] != (state_dict["value_dim"] + 1,):
-        raise ValueError(f"recent_values must have value_dim + 1 columns, got shape {shape}")
+    keys, values = state_dict["recent_keys"], state_dict["recent_values"]
+    if keys.dim() != 4 or values.dim() != 4 or keys.shape[:3] != values.shape[:3]:
+        raise ValueError(
+            f"recent_keys and recent_values must be of shapes (B, Hkv, n, D) and (B, Hkv, n, Dv + 1), "
+            f"got {tuple(keys.shape)} and {tuple(values.shape)}"
+        )
     if state_dict["sum"].dim() != 4:
         raise ValueError(f"sum must have 4 dimensions, got shape {tuple(state_dict['sum'].shape)}")
     return state_dict
 
 
-def _check_contents(contents: Contents, head_dim: int, order: int) -> None:
+def _check_contents(contents: Contents, order: int, normalize: bool | str) -> None:
     """Check every part of contents that come from a file, including values."""
     summed, decay, recent, count = contents
     keys, values, decays, _ = recent
-    if keys.dim() != 4 or values.dim() != 4 or keys.shape[:3] != values.shape[:3] or keys.shape[3] != head_dim:
-        raise ValueError(
-            f"recent_keys and recent_values must be of shapes (B, Hkv, n, {head_dim}) and (B, Hkv, n, Dv + 1), "
-            f"got {tuple(keys.shape)} and {tuple(values.shape)}"
-        )
+    head_dim = keys.shape[3]
+    checks.options(head_dim, order, normalize)
     checks.sizes(keys.shape[0], keys.shape[1], values.shape[3] - 1, keys.dtype)
     if summed is not None:
         checks.total(summed, head_dim, order)
