@@ -44,7 +44,7 @@ class Options(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a caller gives beside the options: tensors of shape (..., heads, N, D), and a scale that may be a number."""
+    """The tensors that a caller passes, of shape (..., heads, N, D). `scale` may be a number."""
 
     query: Tensor
     key: Tensor
