@@ -9,13 +9,7 @@ import torch
 
 from fastmax.backends.triton.states import Shape
 from fastmax.backends.triton.tiles import tiles_for
-from fastmax_lab._roofline import GPUS
-
-FLASH = {
-    ("A100", "FA-2"): {64: (175e12, 171e12), 128: (195e12, 189e12)},
-    ("H100", "FA-3"): {64: (473e12, 440e12), 128: (616e12, 575e12)},
-}
-"""Useful FLOP/s, forward and forward + backward, causal, long sequences: read off the charts of the two papers."""
+from fastmax_lab._roofline import FLASH, GPUS
 
 SHARES = {"A100": (0.5, 0.25), "H100": (0.4, 0.2)}
 """What the mix of instructions would allow with perfect overlap, and half of it."""

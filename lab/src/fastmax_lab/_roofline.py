@@ -1,25 +1,36 @@
-"""The least time that a GPU could take, from its data sheet: a bound to read a measurement beside, not a measurement."""
+"""Times of GPUs from their data sheets: the least that a call could take, and estimates from counts. Not measurements."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fastmax_lab._cells import Cell
 
 
 class Gpu(NamedTuple):
-    """Dense bf16 products with sums in fp32, and memory."""
+    """Dense bf16 products with sums in fp32, memory, and products of fp32."""
 
     tflops: float
     gigabytes_per_second: float
+    fp32_tflops: float
 
 
 GPUS = {
-    "A100": Gpu(312, 2039),
-    "H100": Gpu(989, 3350),
-    "H200": Gpu(989, 4800),
-    "RTX 4090": Gpu(165, 1008),
-    "MI300X": Gpu(1307, 5300),
+    "A100": Gpu(312, 2039, 19.5),
+    "H100": Gpu(989, 3350, 67),
+    "H200": Gpu(989, 4800, 67),
+    "RTX 4090": Gpu(165, 1008, 82.6),
+    "MI300X": Gpu(1307, 5300, 163.4),
 }
 """By a part of the name that the driver gives; of several variants the fastest."""
+
+LAUNCH, MEMORY_SHARE, PEAK_SHARE = 5e-6, 0.8, 0.5
+"""Assumptions of an estimate: seconds per launch, and the shares of bandwidth and peak that library calls reach."""
+
+FLASH = {
+    ("A100", "FA-2"): {64: (175e12, 171e12), 128: (195e12, 189e12)},
+    ("H100", "FA-3"): {64: (473e12, 440e12), 128: (616e12, 575e12)},
+}
+"""Useful FLOP/s, forward and forward + backward, causal, long sequences: read off the charts of the two papers."""
 
 FP32_SHARE = 1 / 6
 """tf32 has half the pace of bf16, and a product of fp32 is three of them."""
@@ -43,3 +54,16 @@ def moved(cell: Cell) -> float:
 def least_seconds(cell: Cell, gpu: Gpu) -> float:
     pace = gpu.tflops * 1e12 * (1 if cell.dtype == "bfloat16" else FP32_SHARE)
     return max(flops(cell) / pace, moved(cell) / (gpu.gigabytes_per_second * 1e9))
+
+
+def estimated_seconds(counts: Mapping[str, float], gpu: Gpu) -> float:
+    """Return the time of counted launches, bytes and flops on a GPU where nothing overlaps."""
+    products = counts["half_flops"] / (gpu.tflops * 1e12) + counts["fp32_flops"] / (gpu.fp32_tflops * 1e12)
+    memory = counts["bytes"] / (MEMORY_SHARE * gpu.gigabytes_per_second * 1e9)
+    return counts["launches"] * LAUNCH + memory + products / PEAK_SHARE
+
+
+def flash_seconds(cell: Cell, gpu: str) -> float | None:
+    """Return the time of FlashAttention at its published pace, or None where there is none for this GPU or head."""
+    pace = next((paces.get(cell.head_dim) for (name, _), paces in FLASH.items() if name == gpu), None)
+    return None if pace is None or not cell.is_causal else cell.dense_flops / pace[cell.backward]

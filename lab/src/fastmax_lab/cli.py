@@ -35,6 +35,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench distributed": bench.Distributed,
     "bench long": bench.Long,
     "bench lra": bench.Lra,
+    "bench gpu-estimate": bench.GpuEstimate,
     "tune": bench.Tune,
 }
 GROUPS = {

@@ -68,6 +68,13 @@ class Lra(Benchmark):
     """Measure training steps per second and memory of every attention of the Long Range Arena."""
 
 
+class GpuEstimate(Benchmark):
+    """Estimate the time of plain PyTorch on GPUs from counted launches, bytes and flops. Nothing runs on a GPU."""
+
+    def run(self) -> None:
+        self.measure("gpu_estimate", self.quick)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernel(Selection, Benchmark):
     """Measure the native kernel against sgemm, softmax attention and plain PyTorch.

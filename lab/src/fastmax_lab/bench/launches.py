@@ -1,0 +1,88 @@
+"""Launches, bytes and flops of a call in plain PyTorch, counted on meta tensors: any length, in seconds, without a GPU."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fastmax.backends import resolve
+from fastmax.call import Call, Options, OutputGrads
+from fastmax.plan import RULE, Plan
+
+ALLOCATIONS = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
+OVERWRITES = frozenset(("copy_", "fill_", "zero_"))
+"""In-place operations that do not read what they write to."""
+
+PRODUCTS = frozenset(("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_"))
+
+
+class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """`with Launches() as counted: ...` counts each operation that is neither a view nor an allocation as one launch.
+
+    A tensor that an operation reads or writes counts its bytes once for each; expanded dimensions count once. A copy to
+    the host, or a value that Python reads, raises an error on meta tensors: nothing that is counted waits for a device.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.by_operation: Counter[str] = Counter()
+        self.bytes = 0
+        self.flops: Counter[torch.dtype] = Counter()  # of matrix products, by the dtype of the factors
+
+    @property
+    def total(self) -> int:
+        return self.by_operation.total()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        aliases = [x.alias_info for x in func._schema.returns]
+        if name in ALLOCATIONS or name == "_unsafe_view" or any(x is not None and not x.is_write for x in aliases):
+            return out
+        self.by_operation[name] += 1
+        read = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
+        written = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        self.bytes += sum(map(_bytes, [*(read[1:] if name in OVERWRITES else read), *written]))
+        if name in PRODUCTS:
+            a, b = read[-2:]
+            self.flops[a.dtype] += 2 * a.numel() * b.shape[-1]
+        return out
+
+
+def _bytes(x: Tensor) -> int:
+    size = x.element_size()
+    for length, stride in zip(x.shape, x.stride(), strict=True):
+        size *= 1 if stride == 0 and length > 1 else length
+    return size
+
+
+def count(
+    tokens: int,
+    *,
+    head_dim: int = 64,
+    heads: int = 16,
+    order: int = 2,
+    is_causal: bool = True,
+    backward: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    plan: Plan = RULE,
+    **tensors: Any,
+) -> Launches:
+    """Count one call on the meta device, by the backend that it would get: what an accelerator without kernels runs.
+
+    `tensors` are further tensors of the `Call`.
+    """
+    shape = (1, tokens, heads, head_dim)
+    q, k, v, do = (torch.empty(shape, dtype=dtype, device="meta").transpose(1, 2) for _ in range(4))
+    options = Options(order=order, is_causal=is_causal, scale=head_dim**-0.5, out_dtype=dtype)
+    call = Call(q, k, v, **tensors, options=options)
+    backend = resolve(call)
+    counted = Launches()
+    with counted:
+        o, g, _ = backend.forward(call, plan)
+        if backward:
+            backend.backward(call, plan, o, g, OutputGrads(do, None, None))
+    return counted
