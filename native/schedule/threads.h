@@ -3,12 +3,13 @@
 #include <atomic>
 
 #include "api.h"
+#include "simd/denormals.h"
 #include "simd/vec.h"
 
 namespace FM_LEVEL {
 
 // task.run(worker, i) for every i < items. Each thread makes one Task::Worker, allocates what it works with, and takes the
-// next item until none is left. False if a worker found no memory.
+// next item until none is left. Denormals are zeros meanwhile. False if a worker found no memory.
 template <class Task>
 bool run_parallel(const FmPool& pool, int64_t items, const Task& task) {
   struct Shared {
@@ -20,6 +21,7 @@ bool run_parallel(const FmPool& pool, int64_t items, const Task& task) {
   const FmRange work = [](int64_t, int64_t, void* context) {
     Shared& s = *(Shared*)context;
     if (s.next.load() >= s.items) return;
+    const FlushDenormals flush;
     typename Task::Worker worker(s.task);
     if (!worker.allocate()) {
       s.failed = true;
@@ -46,6 +48,7 @@ bool run_shares(const FmPool& pool, int64_t items, const Task& task) {
   } shared{task, items, max(1, min(items, pool.threads))};
   const FmRange work = [](int64_t begin, int64_t end, void* context) {
     Shared& s = *(Shared*)context;
+    const FlushDenormals flush;
     typename Task::Worker worker(s.task);
     if (!worker.allocate()) {
       s.failed = true;

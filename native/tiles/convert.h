@@ -26,12 +26,12 @@ FM_INLINE uint16_t to_bf16(float x) {
   return (uint16_t)(x != x ? 0x7fc0 : rounded);
 }
 
-// Multiplying by a power of two lets the hardware do subnormals and rounding.
+// A subnormal of f16 is a whole number of 2^-24. No step meets a denormal of fp32, which the kernels take for zero.
 FM_INLINE float from_f16(uint16_t x) {
   const uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = (uint32_t)(x & 0x7fff) << 13;
-  const float finite = bits_to_float(rest) * bits_to_float(0x77800000);  // 2^112
-  const float value = rest >= 0x7c00u << 13 ? bits_to_float(0x7f800000 | rest) : finite;
-  return bits_to_float(float_to_bits(value) | sign);
+  const float subnormal = (float)(x & 0x3ff) * 0x1p-24f;
+  const uint32_t normal = rest >= 0x7c00u << 13 ? 0x7f800000 | rest : rest + 0x38000000;  // 112 more in the exponent
+  return bits_to_float((rest < 0x400u << 13 ? float_to_bits(subnormal) : normal) | sign);
 }
 FM_INLINE uint16_t to_f16(float x) {
   const uint32_t bits = float_to_bits(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
