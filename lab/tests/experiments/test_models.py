@@ -81,13 +81,23 @@ def test_questions_of_recall_have_their_answers() -> None:
 
 def test_the_best_rate_of_each_attention_runs_with_more_seeds() -> None:
     first = language.runs("cpu", [])
-    softmax = [run for run in first if run.attention == "softmax" and run.tokens == 128]
+    softmax = [run for run in first if (run.attention, run.tokens, run.steps) == ("softmax", 128, 600)]
     assert [run.lr for run in softmax] == list(language.RATES)
     found = [record(dict(run.__dict__), {"val_loss": abs(run.lr - 4e-3)}) for run in softmax]
     then = language.runs("cpu", found)
     assert [(r.attention, r.tokens, r.lr, r.seed) for r in then if r.seed] == [
         ("softmax", 128, 4e-3, 1), ("softmax", 128, 4e-3, 2),
     ]  # fmt: skip
+
+
+def test_a_rate_beyond_the_best_is_tried_before_more_seeds() -> None:
+    gated = [run for run in language.runs("cpu", []) if run.attention == "fastmax2, gated" and run.steps == 6000]
+    found = [record(dict(run.__dict__), {"val_loss": -run.lr}) for run in gated]
+    then = [run for run in language.runs("cpu", found) if run.attention == "fastmax2, gated" and run.steps == 6000]
+    assert [(run.lr, run.seed) for run in then] == [*((lr, 0) for lr in language.RATES), (16e-3, 0)]
+    found += [record(dict(then[-1].__dict__), {"val_loss": -16e-3})]
+    then = [run for run in language.runs("cpu", found) if run.attention == "fastmax2, gated" and run.steps == 6000]
+    assert [(run.lr, run.seed) for run in then[-2:]] == [(16e-3, 1), (16e-3, 2)]
 
 
 def test_generated_text_has_its_answers() -> None:

@@ -18,6 +18,10 @@ from fastmax_lab.measurements import Measurement, slug
 
 NAME = "dropout"
 SEEDS = (0, 1, 2)
+COMPARED = ("fastmax2, paper's scale", "fastmax2, as released")
+"""With more seeds: the paper's claim speaks of these."""
+MORE_SEEDS = tuple(range(10))
+COMPARED_WAYS = (("none", 0.0), ("quadratic", 0.05), ("quadratic", 0.1), ("1d", 0.05), ("1d", 0.1))
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class DropoutRun:
     layers: int = 2
     dim: int = 64
     heads: int = 2
+    attention: str = "fastmax2"
 
 
 def runs(budget: str) -> list[DropoutRun]:
@@ -55,7 +60,15 @@ def runs(budget: str) -> list[DropoutRun]:
     }
     rates = {"quick": (0.1,), "cpu": (0.05, 0.1, 0.3), "full": (0.05, 0.1, 0.2, 0.3)}[budget]
     ways = [("none", 0.0), *((mode, rate) for rate in rates for mode in MODES)]
-    return [DropoutRun(mode, rate, seed, **sizes[budget]) for seed in SEEDS for mode, rate in ways]
+    result = [DropoutRun(mode, rate, seed, **sizes[budget]) for seed in SEEDS for mode, rate in ways]
+    if budget != "quick":
+        result += [
+            DropoutRun(mode, rate, seed, attention=attention, **sizes[budget])
+            for attention in COMPARED
+            for seed in MORE_SEEDS
+            for mode, rate in COMPARED_WAYS
+        ]
+    return result
 
 
 def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG001
@@ -64,7 +77,8 @@ def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG
 
 
 def item(run: DropoutRun, cost: float) -> Item:
-    name = slug(run.mode, run.rate, f"seed{run.seed}")
+    kind = run.attention.removeprefix("fastmax2").replace("'s", "")
+    name = slug(kind, run.mode, run.rate, f"seed{run.seed}")
     return Item(NAME, name, asdict(run), partial(measure, run), cost, threads=1)
 
 
@@ -73,7 +87,7 @@ def measure(run: DropoutRun, workspace: Workspace) -> dict[str, Any]:
     data = images.load(run.data, workspace.data)
     torch.manual_seed(run.seed)
     model = VisionModel(
-        "fastmax2",
+        run.attention,
         VisionConfig(
             run.layers,
             run.dim,

@@ -11,40 +11,61 @@ from fastmax_lab.measurements import Measurement, slug
 
 NAME = "language"
 RATES = (2e-3, 4e-3, 8e-3)
+BEYOND = {RATES[0]: 1e-3, RATES[-1]: 16e-3}
+"""The rate that is tried too where the best is the lowest or the highest."""
 COMPARED = ("softmax", "fastmax2, gated", "softmax, gated")
 """At more than 128 tokens."""
+COMPARED_LONG = ("softmax", "fastmax2, paper's scale", "fastmax2, gated", "softmax, gated")
+"""In ten times as many steps."""
 SEEDS = (0, 1, 2)
 QUICK = LanguageRun("", 64, 4e-3, 0, 80, 8, 1, 48, 2, text="listops", validation=4096)
 LONG = LanguageRun("", 1024, 2e-3, 0, 20_000, 16, 6, 384, 6)
 """For a GPU."""
 
 
-def best_rates(found: Sequence[Measurement], tokens: int) -> dict[str, float]:
-    """Return the learning rate of the lowest validation loss of seed 0, for each attention that has all of them."""
+def tried_rates(found: Sequence[Measurement], base: LanguageRun) -> dict[str, dict[float, float]]:
+    """Return the validation loss of seed 0 by attention and learning rate, of runs with the length and steps of `base`."""
     losses: dict[str, dict[float, float]] = {}
     for one in found:
         run = one.settings
-        if run["seed"] == 0 and run["tokens"] == tokens:
+        if run["seed"] == 0 and (run["tokens"], run["steps"]) == (base.tokens, base.steps):
             losses.setdefault(run["attention"], {})[run["lr"]] = one.values["val_loss"]
-    return {name: min(of, key=of.__getitem__) for name, of in losses.items() if set(of) >= set(RATES)}
+    return losses
 
 
 def runs(budget: str, found: Sequence[Measurement]) -> list[LanguageRun]:
     """Return every rate with the first seed, then more seeds with each attention's best rate. Quick: one rate, one seed."""
     if budget == "quick":
         return [replace(QUICK, attention=name) for name in ATTENTIONS]
+    short = LanguageRun("")
     sizes = {
-        "cpu": [(LanguageRun(""), tuple(ATTENTIONS)), (LanguageRun("", tokens=512, batch=4), COMPARED)],
+        "cpu": [
+            (short, tuple(ATTENTIONS)),
+            (replace(short, tokens=512, batch=4), COMPARED),
+            (replace(short, steps=10 * short.steps), COMPARED_LONG),
+        ],
         "full": [(LONG, tuple(ATTENTIONS))],
     }[budget]
-    result: list[LanguageRun] = []
-    for base, attentions in sizes:
-        rates = best_rates(found, base.tokens)
-        for name in attentions:
-            result += [replace(base, attention=name, lr=lr) for lr in RATES]
-            if name in rates:
-                result += [replace(base, attention=name, lr=rates[name], seed=seed) for seed in SEEDS[1:]]
-    return result
+    return [
+        run
+        for base, attentions in sizes
+        for name in attentions
+        for run in _tuning(replace(base, attention=name), tried_rates(found, base).get(name, {}))
+    ]
+
+
+def _tuning(base: LanguageRun, tried: dict[float, float]) -> list[LanguageRun]:
+    """Return the runs of one attention, by the losses that are known by rate."""
+    result = [replace(base, lr=lr) for lr in RATES]
+    if not tried.keys() >= set(RATES):
+        return result
+    edge = min(RATES, key=tried.__getitem__)
+    rates = [*RATES, BEYOND[edge]] if edge in BEYOND else [*RATES]
+    result += [replace(base, lr=lr) for lr in rates[len(RATES) :]]
+    if not tried.keys() >= set(rates):
+        return result
+    best = min(rates, key=tried.__getitem__)
+    return result + [replace(base, lr=best, seed=seed) for seed in SEEDS[1:]]
 
 
 def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
@@ -52,7 +73,8 @@ def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
 
 
 def name_of(run: LanguageRun) -> str:
-    return slug(run.text, run.tokens, run.attention, f"lr{run.lr:g}", f"seed{run.seed}").replace("'s", "")
+    steps = "" if run.steps == LanguageRun("").steps else f"{run.steps}steps"
+    return slug(run.text, run.tokens, steps, run.attention, f"lr{run.lr:g}", f"seed{run.seed}").replace("'s", "")
 
 
 def item(run: LanguageRun) -> Item:

@@ -15,6 +15,8 @@ from fastmax_lab.lra.metrics import DivergedError
 
 Watch = Callable[[int, float], bool]
 """Of the step and the smoothed loss: whether to stop."""
+CURVE_POINTS = 60
+"""Of the smoothed training loss, evenly over the steps."""
 Wrap = Callable[[type[FastmaxAttention]], type[FastmaxAttention]]
 ATTENTIONS: dict[str, dict[str, Any]] = {
     "softmax": {"normalize": False, "decay": None},
@@ -55,13 +57,17 @@ def train(
     warmup: int,
     watch: Watch = lambda _step, _loss: False,
 ) -> dict[str, Any]:
-    """Return the smoothed training loss, the seconds and the norm of every tenth gradient; end early where `watch` says so.
+    """Return the smoothed training loss, its curve, the seconds and the norm of every tenth gradient.
 
-    Raises DivergedError at the first loss that is not finite.
+    The training ends early where `watch` says so.
+
+    Raises:
+        DivergedError: a loss is not finite.
     """
     optimizer = torch.optim.AdamW(groups, lr, betas=(0.9, 0.95))
     smooth, start = 0.0, perf_counter()
     norms: list[list[float]] = []
+    losses: list[list[float]] = []
     model.train()
     for step in range(steps):
         rate = lr * min(1.0, (step + 1) / warmup) * (0.05 + 0.95 * 0.5 * (1 + cos(pi * step / steps)))
@@ -76,12 +82,20 @@ def train(
             norms.append([step + 1, norm.item()])
         value = loss.item()
         smooth = value if step == 0 else 0.98 * smooth + 0.02 * value
+        if (step + 1) % max(1, steps // CURVE_POINTS) == 0:
+            losses.append([step + 1, smooth])
         if not isfinite(value):
             raise DivergedError(f"the loss is {value} at step {step + 1}")
         if watch(step + 1, smooth):
             break
     seconds = round(perf_counter() - start, 1)
-    return {"train_loss": smooth, "steps_done": step + 1, "seconds": seconds, "gradient_norms": norms}
+    return {
+        "train_loss": smooth,
+        "steps_done": step + 1,
+        "seconds": seconds,
+        "loss_curve": losses,
+        "gradient_norms": norms,
+    }
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ MODELS: dict[str, tuple[str, BaselineOptions]] = {
     "fastmax2, paper's scale": ("fastmax2", BaselineOptions(scale="paper")),
     "fastmax2": ("fastmax2", BaselineOptions(scale="sqrt")),
     "fastmax2, gated": ("fastmax2", BaselineOptions(scale="sqrt", decay="gated")),
+    "fastmax2, as released": ("released", BaselineOptions()),
 }
 """Attentions by name: that of `fastmax_lab.baselines`, and its options. Without a word on the scale it is 1 / sqrt(D)."""
 
