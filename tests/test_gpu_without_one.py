@@ -3,6 +3,8 @@
 import logging
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from fastmax.backends.triton import device, recorded
 from fastmax.call import Call, Options
 from fastmax.decay import log_decay_grads
 from tests import gpu_report
+from tests.backends.test_gpu import no_waiting
 
 
 @pytest.mark.parametrize("backend", ["auto", "triton", "chunked"])
@@ -134,3 +137,36 @@ def test_the_line_to_report() -> None:
 def test_an_error_before_a_test_is_a_failure() -> None:
     reports = {"passed": ["a", "b"], "failed": ["c"], "error": ["d", "e"], "skipped": ["f"]}
     assert gpu_report.counts(lambda outcome: reports.get(outcome, [])) == (2, 3)
+
+
+def test_the_mode_that_forbids_waiting_is_left_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch warns that it is a prototype, which is an error in the tests."""
+    modes = []
+
+    def set_mode(mode: str) -> None:
+        modes.append(mode)
+        if mode != "default":
+            warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with no_waiting():
+        assert modes == ["error"]
+    assert modes == ["error", "default"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_run_in_which_nothing_ran_fails() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "--gpu-report",
+        "-p",
+        "no:cacheprovider",
+        "tests/backends/test_gpu.py",
+    ]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.endswith("| 0 passed | 0 failed | no test ran on a GPU\n")

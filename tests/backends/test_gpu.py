@@ -1,5 +1,8 @@
 """The Triton backend on a GPU (`make test-gpu`): sizes that nothing else can run, equal bits, no waiting, decoding."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -71,10 +74,8 @@ def test_offsets_beyond_31_bits() -> None:
         for head in range(heads):
             x[0, head].normal_()
     o = fastmax_attention(q, k, v, is_causal=True, scale=1 / 8, backend="triton")
-    last = (x[:, -1:] for x in (q, k, v))
-    torch.testing.assert_close(
-        o[:, -1:], fastmax_attention(*last, is_causal=True, scale=1 / 8, backend="triton"), rtol=0, atol=0
-    )
+    last = (x[:, -1:] for x in (q, k, v))  # one head has other spans, so sums are taken in another order
+    assert_close(o[:, -1:], fastmax_attention(*last, is_causal=True, scale=1 / 8, backend="triton"), o.dtype)
 
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
@@ -90,6 +91,18 @@ def test_the_same_bits_twice(dtype: torch.dtype) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Make each wait for the device an error."""
+    try:
+        with warnings.catch_warnings():  # that the mode is a prototype
+            warnings.simplefilter("ignore", UserWarning)
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_packed_calls_wait_for_nothing() -> None:
     q, k, v = (on_gpu(3000, 2, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
     cu = torch.tensor([0, 1000, 1000, 3000], dtype=torch.int32, device="cuda")
@@ -99,11 +112,8 @@ def test_packed_calls_wait_for_nothing() -> None:
         o.backward(torch.ones_like(o))
 
     call()  # compiles
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         call()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_memory_is_bounded_by_spans() -> None:
