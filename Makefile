@@ -41,8 +41,9 @@ test-generic: $(STAMP)  ## on a machine without our instruction levels: the kern
 test-triton: $(STAMP)  ## the whole suite of the Triton backend in Triton's interpreter, all kernels compiled for all targets: a quarter of an hour of CPU time
 	$(PYTEST) --interpreted -m interpreted tests/backends
 
-test-gpu: $(STAMP)  ## on a machine with a GPU: every backend there; ends in a line to report (docs/gpu.md)
-	$(BIN)/python -m pytest -m gpu --gpu-report tests
+# With VENV=... in an environment that is there, whose torch fits the driver: nothing is installed (CONTRIBUTING.md).
+test-gpu: $(if $(filter .venv,$(VENV)),$(STAMP))  ## on a machine with a GPU: every backend there; ends in a line to report (docs/gpu.md)
+	$(BIN)/python -m pytest -m gpu --gpu-report tests/backends
 
 check: $(STAMP)  ## format, lint, types
 	$(BIN)/ruff format --check .

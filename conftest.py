@@ -29,6 +29,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu-report", action="store_true", help="end with a line that says what ran on which GPU")
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a GPU run in which no test passed: it has shown nothing."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.getoption("--gpu-report", default=False) and reporter is not None:
+        passed, _ = gpu_report.counts(reporter.getreports)
+        if passed == 0 and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Write the line of the GPU report last, after all that pytest prints."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")

@@ -14,6 +14,7 @@ def line(passed: int, failed: int) -> str:
     """Everything that a row of `fastmax.backends.triton.recorded.RUNS` has."""
     facts = [f"fastmax {fastmax.__version__}", *_gpu(), f"torch {torch.__version__}", f"triton {_triton()}"]
     facts += [datetime.now(UTC).strftime("%Y-%m-%d"), f"{passed} passed", f"{failed} failed"]
+    facts += ["no test ran on a GPU"] if passed == 0 else []
     return "GPU run: " + " | ".join(facts)
 
 
