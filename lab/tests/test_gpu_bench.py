@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
 import torch
@@ -39,6 +40,19 @@ def test_a_cell_is_measured_and_shown() -> None:
     assert "Data sheet" not in text
     assert "2.00x" in text
     assert "2.0 s" in text
+
+
+def test_a_slow_contestant_sits_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = dict.fromkeys(("triton", "chunked", "sdpa"), 0)
+
+    def counted(name: str) -> None:
+        runs[name] += 1
+
+    monkeypatch.setattr(gpu, "_contestants", lambda *_: {name: partial(counted, name) for name in runs})
+    monkeypatch.setattr(gpu, "_seconds", lambda call, _: (call(), 4.0 if call.args == ("chunked",) else 0.1)[1])
+    measured = gpu.measure(CELL, rounds=20, device="cpu", max_seconds=10.0)
+    assert runs == {"triton": 21, "chunked": 3, "sdpa": 20}  # the first call of triton compiles
+    assert measured["seconds"]["chunked"] == 4.0
 
 
 def test_the_grid() -> None:

@@ -18,6 +18,9 @@ from fastmax_lab._progress import Progress
 from fastmax_lab.measurements import Recorder
 
 ROUNDS = 20
+MAX_SECONDS = 10.0
+"""A contestant sits out once its rounds have taken so long."""
+
 FLUSHED = 256 << 20
 """Bytes written before each round, so that nothing is in the cache from the last one."""
 
@@ -49,7 +52,7 @@ def _on_this_gpu(record: Recorder, chosen: list[Cell], rounds: int) -> None:  # 
             record.add(cell.name, asdict(cell) | gpu, measure(cell, rounds))
 
 
-def measure(cell: Cell, rounds: int, device: str = "cuda") -> dict[str, Any]:
+def measure(cell: Cell, rounds: int, device: str = "cuda", max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
     contestants = _contestants(cell, device)
     start = time.perf_counter()
     contestants["triton"]()
@@ -59,8 +62,9 @@ def measure(cell: Cell, rounds: int, device: str = "cuda") -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, call in contestants.items():
-            junk.zero_()
-            seconds[name].append(_seconds(call, device))
+            if sum(seconds[name]) < max_seconds:
+                junk.zero_()
+                seconds[name].append(_seconds(call, device))
     return {"first_call": first, "seconds": {name: statistics.median(each) for name, each in seconds.items()}}
 
 
