@@ -55,14 +55,13 @@ struct FactorizedForm {
 
   void add_keys(State<T> state) {
     if (decays) keys.fade_values(decay.until_end);
-    accumulate(sizes.features, state, keys.x, sizes.x_pitch, key_masks(), keys.u, sizes.u_pitch, keys.packed_values(),
-               keys.count, fade(0), panel, prefetcher);
+    accumulate(sizes.features, state, keys.dense(), key_masks(), fade(0), panel, prefetcher);
   }
   void add_queries(State<T> state, int64_t group) {
     if (decays) decay.fade_rows(queries.w, sizes.u_pitch, sizes.shape.columns, decay.since_start, queries.count);
     queries.pack_grads();
-    accumulate(sizes.features, state, queries.x, sizes.x_pitch, query_masks(), queries.w, sizes.u_pitch, queries.packed_grads(),
-               queries.count, fade(group), panel, prefetcher);
+    const Keys<T> rows{queries.x, sizes.x_pitch, queries.w, sizes.u_pitch, queries.packed_grads(), queries.count};
+    accumulate(sizes.features, state, rows, query_masks(), fade(group), panel, prefetcher);
   }
   FeatureMasks<T> key_masks() const { return keys.dropout.masks(*call, words); }
   FeatureMasks<T> query_masks() const { return queries.dropout.masks(*call, words); }

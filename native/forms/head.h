@@ -57,8 +57,8 @@ struct Sizes {
 template <class T>
 void load_vectors(const FmCall& c, const FmTensor& from, int64_t offset, int count, const Sizes<T>& s, T factor, T* x,
                   T* rstd) {
-  load_normalized(c.normalize, from.data, from.type, offset, from.token_stride, count, s.raw_dim, x, s.x_pitch, (T)c.eps,
-                  factor, rstd);
+  const TensorRows rows{from.data, from.type, offset, from.token_stride, count, s.raw_dim};
+  load_normalized(c.normalize, rows, (T)c.eps, factor, x, s.x_pitch, rstd);
 }
 
 }  // namespace FM_LEVEL

@@ -95,7 +95,7 @@ class Step {
 
   void load_vector(const FmTensor& t, int64_t b, int64_t h, T* x) const {
     T rstd;
-    load_normalized(call.normalize, t.data, t.type, at(t, b, h, 0), 0, 1, dim, x, dim, (T)call.eps, (T)1, &rstd);
+    load_normalized(call.normalize, {t.data, t.type, at(t, b, h, 0), 0, 1, dim}, (T)call.eps, (T)1, x, dim, &rstd);
   }
   void load_queries(Worker& worker, int64_t i, bool with_features) const {
     for (int64_t g = 0; g < groups; g++) {

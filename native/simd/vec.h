@@ -20,6 +20,16 @@
 #define FM_INLINE static inline __attribute__((always_inline))
 #define FM_NOINLINE __attribute__((noinline))
 
+// What a primitive requires of its arguments. Sanitizer builds check it and abort; in all others it is a comment.
+#if defined(FM_CHECKED)
+#include <stdio.h>
+#include <stdlib.h>
+#define FM_REQUIRE(condition) \
+  ((condition) ? (void)0 : (fprintf(stderr, "%s:%d: required: %s\n", __FILE__, __LINE__, #condition), abort()))
+#else
+#define FM_REQUIRE(condition) ((void)sizeof(condition))
+#endif
+
 namespace FM_LEVEL {
 
 constexpr int ROWS = FM_ROWS;  // of a register tile: each takes two accumulators, and there are 16 or 32 registers

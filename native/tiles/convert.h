@@ -52,9 +52,10 @@ FM_INLINE int64_t size_of(int64_t type) {
   return type == FM_F64 ? 8 : type == FM_F32 ? 4 : type == FM_BF16 || type == FM_F16 ? 2 : 0;
 }
 
-// Whether all numbers of rows of n are finite.
+// Returns whether all numbers of `count` rows of n, `pitch` apart, are finite. Reads nothing behind them.
 template <class T>
 bool rows_are_finite(const T* rows, int64_t pitch, int count, int n) {
+  FM_REQUIRE(n >= 0 && (count <= 1 || pitch >= n));
   constexpr int L = LANES<T>;
   Vec<T> sums{};  // zeros, or NaN
   T rest = 0;
@@ -67,8 +68,10 @@ bool rows_are_finite(const T* rows, int64_t pitch, int count, int n) {
   return rest == 0;
 }
 
+// to[n] = n numbers of a type, from the element `offset` on.
 template <class T>
 void load_row(const void* from, int64_t type, int64_t offset, int n, T* to) {
+  FM_REQUIRE(size_of(type) > 0 && (from || n <= 0));
   if (type == FM_F32) {
     const float* p = (const float*)from + offset;
     for (int i = 0; i < n; i++) to[i] = (T)p[i];
@@ -97,9 +100,18 @@ constexpr int64_t type_of() {
   return sizeof(T) == sizeof(float) ? FM_F32 : FM_F64;
 }
 
-// `count` rows that lie `stride` apart. The usual case, no conversion, is a loop of vector copies.
+// `count` rows of n numbers of a tensor, `stride` elements apart, the first at the element `offset`.
+struct TensorRows {
+  const void* data;
+  int64_t type, offset, stride;
+  int count, n;
+};
+
+// to[count][n], rows `pitch` apart = rows of a tensor that lie `stride` apart, by strides of any sign. Writes nothing behind a
+// row. The usual case, no conversion, is a loop of vector copies.
 template <class T>
 void load_rows(const void* from, int64_t type, int64_t offset, int64_t stride, int count, int n, T* to, int64_t pitch) {
+  FM_REQUIRE(size_of(type) > 0 && (count <= 1 || pitch >= n));
   constexpr int L = LANES<T>;
   const bool same = type == type_of<T>();
   for (int r = 0; r < count; r++, offset += stride, to += pitch) {
@@ -114,8 +126,10 @@ void load_rows(const void* from, int64_t type, int64_t offset, int64_t stride, i
   }
 }
 
+// n numbers of a type, from the element `offset` on = from[n], rounded to the nearest, ties to even.
 template <class T>
 void store_row(const T* from, int n, void* to, int64_t type, int64_t offset) {
+  FM_REQUIRE(size_of(type) > 0 && (to || n <= 0));
   if (type == FM_F32) {
     float* p = (float*)to + offset;
     for (int i = 0; i < n; i++) p[i] = (float)from[i];

@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "simd/bf16.h"
+#include "tiles/features.h"
 
 namespace FM_LEVEL {
 
@@ -41,18 +42,6 @@ FM_NOINLINE void similarity_of_high_order(T* s, int64_t count, int order) {
   else
     for (int64_t i = 0; i < count; i += L) store(s + i, similarity<T, 4>(load(s + i)));
 }
-
-// Keys and values as rows, and the values packed, or null: then they are used as rows.
-template <class T>
-struct Keys {
-  const T* x;
-  int64_t x_pitch;
-  const T* u;
-  int64_t u_pitch;
-  const T* packed;
-  int count;
-  bool are_finite = true;  // the values; if not, those that causality hides are left out, as zero times them is NaN
-};
 
 template <class T>
 struct Shape {
@@ -119,9 +108,11 @@ FM_INLINE void finish_similarity(T* rows, int count, int order, const T* fading,
 }
 
 // weights[key][W] = f(k . x) for one sub-chunk x, [dim][W], times `fading`, [key][W], unless null; slopes the same for f'.
-// Either may be null. A few rows behind the last visible key become zeros, so that tiles of keys need not end there.
+// Either may be null. A few rows behind the last visible key become zeros, so that tiles of keys need not end there. Both have
+// room for all keys.
 template <class T>
 void weigh(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t diagonal, const T* fading, T* weights, T* slopes) {
+  FM_REQUIRE(1 <= shape.order && shape.order <= 4 && keys.count >= 0 && (keys.count <= 1 || keys.x_pitch >= shape.dim));
   constexpr int W = WIDE<T>;
   const int count = visible<T>(keys.count, diagonal);
   each_key_tile<T>(keys.count, diagonal, [&](int64_t first, auto R, auto First) __attribute__((always_inline)) {
@@ -140,9 +131,10 @@ void weigh(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t diago
 }
 
 // What weighted_sum makes, with the same bits, of the pairs that causality does not hide: slow, for values that are not finite.
-// `weight(key, query)` returns a weight.
+// `weight(key, query)` returns a weight. It reads `columns` numbers of a row of u, and nothing behind them.
 template <class T, class F>
 void sum_of_visible(int columns, const T* u, int64_t u_pitch, int count, int64_t diagonal, const F& weight, T* out) {
+  FM_REQUIRE(count <= 1 || u_pitch >= columns);
   constexpr int W = WIDE<T>;
   for (int j = 0; j < columns; j++) {
     T sums[W] = {};
@@ -152,9 +144,10 @@ void sum_of_visible(int columns, const T* u, int64_t u_pitch, int count, int64_t
   }
 }
 
-// out[columns][W] += u^T weights
+// out[columns][W] += u^T weights, for weights that `weigh` has made: zeros for the queries that do not see a key.
 template <class T>
 void weighted_sum(const Shape<T>& shape, const Keys<T>& keys, const T* weights, int64_t diagonal, T* out) {
+  FM_REQUIRE(keys.count >= 0 && (keys.count <= 1 || keys.u_pitch >= shape.columns));
   constexpr int W = WIDE<T>;
   const int count = visible<T>(keys.count, diagonal), by_all = visible_to_first_half<T>(keys.count, diagonal);
   if (!keys.are_finite) {
@@ -178,9 +171,11 @@ void weighted_sum(const Shape<T>& shape, const Keys<T>& keys, const T* weights, 
   }
 }
 
-// From derivatives f'(s), [key][W], to gradients of s, in place: times u . w, for w[columns][W] the gradient of the sums.
+// From derivatives f'(s), [key][W], to gradients of s, in place: times u . w, for w[columns][W] the gradient of the sums. Rows
+// of keys that no query of the sub-chunk sees are left as they are.
 template <class T>
 void argument_grads(const Shape<T>& shape, const Keys<T>& keys, const T* w, int64_t diagonal, T* slopes) {
+  FM_REQUIRE(keys.count >= 0 && (keys.count <= 1 || keys.u_pitch >= shape.columns));
   constexpr int W = WIDE<T>, L = LANES<T>;
   each_key_tile<T>(keys.count, diagonal, [&](int64_t first, auto R, auto First) __attribute__((always_inline)) {
     constexpr int n = decltype(R)::value, begin = decltype(First)::value;
@@ -200,6 +195,7 @@ void argument_grads(const Shape<T>& shape, const Keys<T>& keys, const T* w, int6
 // for those of queries, for example. Those behind the first `by_all` are zero in the first half of the lanes.
 template <class T, class E>
 void add_products(const E* a, int64_t a_pitch, int rows, const E* b, int64_t by_all, int64_t count, T* out) {
+  FM_REQUIRE(0 <= by_all && by_all <= count && (count <= 1 || a_pitch >= rows));
   constexpr int W = WIDE<T>;
   const Tiles tiles(rows);
   for (int t = 0; t < tiles.count; t++)
@@ -215,11 +211,12 @@ void add_products(const E* a, int64_t a_pitch, int rows, const E* b, int64_t by_
 
 // out[key][channels] += sum over queries of m[sub][key][query] * rows[query][channels], for the `count` keys of a tile: m is
 // weights, with rows = w, for the values, or argument_grads, with rows = queries, for the keys; or both in pairs of queries.
-// `m` has `stride` per sub-chunk.
+// `m` has `stride` per sub-chunk. Channels are taken W at a time: rows are read, and out is written, up to the next multiple.
 template <class T, class E>
 void key_grads(int count, int64_t diagonal, const E* m, int64_t stride, int subs, const E* rows, int64_t pitch, int channels,
                T* out, int64_t out_pitch) {
   constexpr int W = WIDE<T>, STEPS = W / TERMS<E>;
+  FM_REQUIRE(pitch >= round_up(channels, W) && out_pitch >= round_up(channels, W) && (subs <= 1 || stride >= count * STEPS));
   const Tiles tiles(count);
   for (int c = 0; c < channels; c += W)
     for (int t = 0; t < tiles.count; t++) {

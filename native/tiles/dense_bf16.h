@@ -86,6 +86,7 @@ FM_INLINE void clear_behind(Pair* by_queries, int count, int64_t diagonal) {
 
 // weights in pairs of keys = f(k . x) for one sub-chunk x, [dim / 2][W] pairs of channels.
 inline void weigh(const Shape<float>& shape, const PairedKeys& keys, const Pair* x, int64_t diagonal, Pair* weights) {
+  FM_REQUIRE(1 <= shape.order && shape.order <= 4 && keys.x_pitch >= (shape.dim + 1) / 2);
   constexpr int W = WIDE<float>;
   each_pair_tile(keys.count, diagonal, [&](int64_t first, auto N) __attribute__((always_inline)) {
     constexpr int n = decltype(N)::value;
@@ -99,6 +100,7 @@ inline void weigh(const Shape<float>& shape, const PairedKeys& keys, const Pair*
 // The same in pairs of queries, and f'(s) as [key][W].
 inline void weigh(const Shape<float>& shape, const PairedKeys& keys, const Pair* x, int64_t diagonal, Pair* weights,
                   float* derivatives) {
+  FM_REQUIRE(1 <= shape.order && shape.order <= 4 && keys.x_pitch >= (shape.dim + 1) / 2);
   constexpr int W = WIDE<float>;
   each_pair_tile(keys.count, diagonal, [&](int64_t first, auto N) __attribute__((always_inline)) {
     constexpr int n = decltype(N)::value;
@@ -118,6 +120,7 @@ inline void weigh(const Shape<float>& shape, const PairedKeys& keys, const Pair*
 // gradients of the numerators, and rest, [W], those of the denominators.
 inline void argument_grads(int value_dim, const PairedKeys& keys, const Pair* w, const float* rest, int64_t diagonal,
                            const float* derivatives, Pair* by_keys, Pair* by_queries) {
+  FM_REQUIRE(keys.count >= 0 && keys.v_pitch >= (value_dim + 1) / 2);
   constexpr int W = WIDE<float>, L = LANES<float>;
   each_pair_tile(keys.count, diagonal, [&](int64_t first, auto N) __attribute__((always_inline)) {
     constexpr int n = decltype(N)::value;

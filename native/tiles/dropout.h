@@ -62,10 +62,11 @@ FM_INLINE Vec<T> kept(const FeatureMasks<T>& masks, Vec<T> x, Words<T> feature, 
   const auto keep = (typename WordVector<T>::whole)hash >= masks.least;
   return __builtin_convertvector(keep, Integers<T>) ? x * masks.scale : Vec<T>{};
 }
-// Replace tile[r], gradients of a feature of the WIDE tokens from `token` on, by what is left of them. `features` are the words
-// of these features.
+// Replaces tile[r], gradients of a feature of the WIDE tokens from `token` on, by what is left of them. `features` are the
+// words of these `rows` features; the words of all WIDE tokens must be readable.
 template <class T>
 FM_NOINLINE void keep_tile(const FeatureMasks<T>& masks, const uint32_t* features, int64_t token, int rows, Vec<T> (*tile)[2]) {
+  FM_REQUIRE(masks.add && masks.multiply && features && rows <= ROWS);
   const TokenWords<T> low = masks.tokens(token), high = masks.tokens(token + LANES<T>);
   for (int r = 0; r < rows; r++) {
     const Words<T> feature = broadcast_word<T>(features[r]);

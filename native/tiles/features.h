@@ -62,6 +62,7 @@ struct Features {
 // behind the pitch.
 template <class T>
 void wrap_row(const Features<T>& f, T* x, int64_t pitch) {
+  FM_REQUIRE(pitch >= f.row_end());
   constexpr int L = LANES<T>;
   const int64_t end = f.row_end();
   int64_t i = f.dim;
@@ -70,9 +71,10 @@ void wrap_row(const Features<T>& f, T* x, int64_t pitch) {
   for (; i < end; i++) x[i] = x[i - f.dim];
 }
 
-// [tokens][columns] to panels [tile][tokens][rows of the tile], so that a tile walks through memory in order.
+// out = panels [tile][tokens][rows of the tile] of u, [tokens][columns], so that a tile walks through memory in order.
 template <class T>
 void pack(const T* u, int64_t pitch, int tokens, int columns, T* out) {
+  FM_REQUIRE(columns > 0 && pitch >= columns);
   const Tiles tiles(columns);
   for (int t = 0; t < tiles.count; t++) {
     const T* from = u + tiles.start(t);
@@ -83,9 +85,12 @@ void pack(const T* u, int64_t pitch, int tokens, int columns, T* out) {
   }
 }
 
-// The features of a block in rows, [tokens][W], those that dropout leaves.
+// out = the features of block b in rows, [tokens][W], those that dropout leaves. Requires tokens that wrap_row has continued,
+// if the order is 2, and reads them up to row_pitch(). Lanes behind those of the block hold numbers that the state's rows for
+// them take up and no result depends on.
 template <class T, bool Drops>
 void row_features(const Features<T>& f, int b, const T* x, int64_t x_pitch, int tokens, const FeatureMasks<T>& masks, T* out) {
+  FM_REQUIRE(0 <= b && b < f.blocks && (tokens <= 1 || x_pitch >= f.row_end()));
   constexpr int W = WIDE<T>, L = LANES<T>;
   const Block block = f.block(b);
   const T *left = x + block.first, *right = left + block.shift;
@@ -111,10 +116,12 @@ void row_features(const Features<T>& f, int b, const T* x, int64_t x_pitch, int 
     row_features<T, false>(f, b, x, x_pitch, tokens, masks, out);
 }
 
-// The features of a block in columns, [lanes][W], of the sub-chunk x, [dim][W]. Returns where they end.
+// out = the features of block b in columns, [lanes][W], of the sub-chunk x, [dim][W]. Returns where they end. `block` is
+// f.block(b), which the caller computes once for all sub-chunks.
 template <class T, bool Drops>
 T* column_features(const Features<T>& f, int b, const Block& block, const T* x, const FeatureMasks<T>& masks, int64_t sub,
                    T* out) {
+  FM_REQUIRE(0 <= b && b < f.blocks && block.first + block.lanes <= f.dim);
   constexpr int W = WIDE<T>, L = LANES<T>;
   TokenWords<T> low{}, high{};
   if constexpr (Drops) low = masks.tokens(sub * W), high = masks.tokens(sub * W + L);
@@ -142,6 +149,18 @@ T* column_features(const Features<T>& f, int b, const Block& block, const T* x, 
                                   : column_features<T, false>(f, b, block, x, masks, sub, out);
 }
 
+// Rows of tokens and their values, packed values too or null: then they are used as rows.
+template <class T>
+struct Keys {
+  const T* x;
+  int64_t x_pitch;
+  const T* u;
+  int64_t u_pitch;
+  const T* packed;
+  int count;
+  bool are_finite = true;  // the values; if not, those that causality hides are left out, as zero times them is NaN
+};
+
 // A state in the public layout, (F, columns), and in blocks: calls move(rows, count, at, pitch) for up to LANES features of a
 // block at a time: rows are where they lie in the public layout, `at` and `pitch` from column to column where in the blocks.
 template <class T, class F>
@@ -157,9 +176,11 @@ void each_lane_group(const Features<T>& f, T* from, T* state, const F& move) {
     }
   }
 }
-// Squares of LANES features and columns are transposed in registers; the columns behind them go one by one.
+// state[f.size] = the sum `from` of the public layout, (F, columns); lanes without a feature become zeros. Squares of LANES
+// features and columns are transposed in registers; the columns behind them go one by one.
 template <class T>
 void state_from_public(const Features<T>& f, const T* from, T* state) {
+  FM_REQUIRE(f.order <= 2 && from && state);
   constexpr int L = LANES<T>;
   memset(state, 0, f.size * sizeof(T));
   memcpy(state, from, f.columns * sizeof(T));
@@ -175,8 +196,10 @@ void state_from_public(const Features<T>& f, const T* from, T* state) {
       for (int i = 0; i < count; i++) at[j * pitch + i] = rows[i][j];
   });
 }
+// The inverse: writes all of `to`, (F, columns).
 template <class T>
 void state_to_public(const Features<T>& f, const T* state, T* to) {
+  FM_REQUIRE(f.order <= 2 && state && to);
   constexpr int L = LANES<T>;
   memcpy(to, state, f.columns * sizeof(T));
   each_lane_group(f, to, (T*)state, [&](T* const* rows, int count, const T* at, int64_t pitch) {

@@ -11,11 +11,17 @@ struct State {
   T *sum, *lost;
 };
 
-// state = state * fade + phi(x)^T u. `packed` is u packed, or null: then u is used as it is.
+// state = state * fade + phi(x)^T u for the rows of some keys, or of queries and the gradients of their sums. Columns of u are
+// read up to f.head; no result depends on those behind f.columns. x is read as row_features does. `panel` has room for
+// [tokens][W].
 template <class T>
-void accumulate(const Features<T>& f, State<T> state, const T* x, int64_t x_pitch, const FeatureMasks<T>& masks, const T* u,
-                int64_t u_pitch, const T* packed, int tokens, T fade, T* panel, Prefetcher& prefetcher) {
+void accumulate(const Features<T>& f, State<T> state, const Keys<T>& keys, const FeatureMasks<T>& masks, T fade, T* panel,
+                Prefetcher& prefetcher) {
+  FM_REQUIRE(f.order <= 2 && keys.count >= 0 && (keys.count <= 1 || (keys.u_pitch >= f.head && keys.x_pitch >= f.row_end())));
   constexpr int W = WIDE<T>, L = LANES<T>;
+  const T *x = keys.x, *u = keys.u, *packed = keys.packed;
+  const int64_t x_pitch = keys.x_pitch, u_pitch = keys.u_pitch;
+  const int tokens = keys.count;
   for (int64_t j = 0; j < f.head; j += W) {
     Vec<T> a{}, b{};
     for (int n = 0; n < tokens; n++) a += load(u + n * u_pitch + j), b += load(u + n * u_pitch + j + L);
@@ -77,6 +83,7 @@ struct Others {
 // pairs (+)= the product of the others' rows in some blocks with the features of a sub-chunk in columns, `phi`.
 template <class T>
 void add_pairs(const Others<T>& others, const Block* blocks, int count, const T* phi, int64_t sub, bool is_first) {
+  FM_REQUIRE(0 < count && count <= Features<T>::MOST && others.stride >= others.count * (int64_t)WIDE<T>);
   constexpr int W = WIDE<T>;
   const int begin = others.first(sub), end = others.last(sub);
   const Tiles tiles(end - begin);
@@ -104,10 +111,12 @@ void add_pairs(const Others<T>& others, const Block* blocks, int count, const T*
 }
 
 // out[sub] = (phi(x) state)^T, [columns][W], for each sub-chunk of W tokens that x[sub], [dim][W], holds. Without a state `out`
-// is left as it is. With others, their pairs with x too.
+// is left as it is. With others, their pairs with x too. `out` has f.columns per sub-chunk, of which the first `columns` are
+// written; `panel` has room for the features of MOST blocks in columns, or of all channels.
 template <class T>
 void read(const Features<T>& f, const T* state, const T* x, const FeatureMasks<T>& masks, int subs, T* out, int columns,
           const Others<T>* others, T* panel, Prefetcher& prefetcher) {
+  FM_REQUIRE(f.order <= 2 && (state || others) && columns <= f.columns);
   constexpr int W = WIDE<T>;
   const Tiles tiles(state ? columns : 0);
   Block group[Features<T>::MOST];
@@ -167,6 +176,7 @@ void read(const Features<T>& f, const T* state, const T* x, const FeatureMasks<T
 template <class T>
 void read_vjp(const Features<T>& f, const T* state, const T* x, const FeatureMasks<T>& masks, const T* w, int subs, T* d_x,
               const Others<T>* others, Prefetcher& prefetcher) {
+  FM_REQUIRE(f.order <= 2 && (state || others));
   constexpr int W = WIDE<T>, L = LANES<T>;
   for (int i = 0; i < f.blocks; i += f.GROUP) {
     const int stop = (int)min(i + f.GROUP, f.blocks);

@@ -79,6 +79,7 @@ constexpr int BATCH = 4 * LANES<T>;
 template <class T, int V, bool Centred>
 FM_INLINE void standardize_batch(const T* from, int64_t stride, T* x, int64_t pitch, int rows, int n, T eps, T factor,
                                  T* rstd) {
+  FM_REQUIRE(0 < n && rows <= BATCH<T> && (rows <= 1 || pitch >= n));
   constexpr int L = LANES<T>;
   Vec<T> part[BATCH<T>];
   T mean[BATCH<T>], scale[BATCH<T>];
@@ -143,35 +144,35 @@ constexpr T HUGE_STD = (T)(sizeof(T) == sizeof(float) ? 1e15 : 1e150);
 template <class T>
 constexpr T SHRINK = (T)(sizeof(T) == sizeof(float) ? 0x1p-100 : 0x1p-600);
 template <class T, bool Centred>
-FM_NOINLINE void standardize_huge(const void* from, int64_t type, int64_t offset, int n, T* x, T factor, T* rstd) {
-  load_row(from, type, offset, n, x);
+FM_NOINLINE void standardize_huge(const TensorRows& from, int row, T* x, T factor, T* rstd) {
+  const int n = from.n;
+  load_row(from.data, from.type, from.offset + row * from.stride, n, x);
   for (int i = 0; i < n; i++) x[i] *= SHRINK<T>;
   standardize_rows<T, Centred>((const T*)x, n, x, n, 1, n, (T)0, factor, rstd);
   *rstd *= SHRINK<T>;
 }
 // Loads rows as load_rows, and standardizes them.
 template <class T, bool Centred>
-void load_standardized(const void* from, int64_t type, int64_t offset, int64_t stride, int count, int n, T* x, int64_t pitch,
-                       T eps, T factor, T* rstd) {
-  if (type == type_of<T>()) {
-    standardize_rows<T, Centred>((const T*)from + offset, stride, x, pitch, count, n, eps, factor, rstd);
+void load_standardized(const TensorRows& from, T eps, T factor, T* x, int64_t pitch, T* rstd) {
+  const int count = from.count, n = from.n;
+  if (from.type == type_of<T>()) {
+    standardize_rows<T, Centred>((const T*)from.data + from.offset, from.stride, x, pitch, count, n, eps, factor, rstd);
   } else {
-    load_rows(from, type, offset, stride, count, n, x, pitch);
+    load_rows(from.data, from.type, from.offset, from.stride, count, n, x, pitch);
     standardize_rows<T, Centred>((const T*)x, pitch, x, pitch, count, n, eps, factor, rstd);
   }
   for (int r = 0; r < count; r++)
-    if (!(rstd[r] >= 1 / HUGE_STD<T>))
-      standardize_huge<T, Centred>(from, type, offset + r * stride, n, x + r * pitch, factor, rstd + r);
+    if (!(rstd[r] >= 1 / HUGE_STD<T>)) standardize_huge<T, Centred>(from, r, x + r * pitch, factor, rstd + r);
 }
-// The same by FmNormalize.
+// x[count][n], rows `pitch` apart = the rows, normalized by FmNormalize and times `factor`. Without a normalization rstd[count]
+// is left as it is, and may be null.
 template <class T>
-void load_normalized(int64_t how, const void* from, int64_t type, int64_t offset, int64_t stride, int count, int n, T* x,
-                     int64_t pitch, T eps, T factor, T* rstd) {
-  if (how == FM_STANDARDIZE)
-    return load_standardized<T, true>(from, type, offset, stride, count, n, x, pitch, eps, factor, rstd);
-  if (how == FM_RMS) return load_standardized<T, false>(from, type, offset, stride, count, n, x, pitch, eps, factor, rstd);
-  load_rows(from, type, offset, stride, count, n, x, pitch);
-  for (int r = 0; r < count && factor != 1; r++) multiply_row(x + r * pitch, factor, n);
+void load_normalized(int64_t how, const TensorRows& from, T eps, T factor, T* x, int64_t pitch, T* rstd) {
+  FM_REQUIRE(how == FM_AS_IT_IS || ((how == FM_STANDARDIZE || how == FM_RMS) && from.n > 0 && rstd));
+  if (how == FM_STANDARDIZE) return load_standardized<T, true>(from, eps, factor, x, pitch, rstd);
+  if (how == FM_RMS) return load_standardized<T, false>(from, eps, factor, x, pitch, rstd);
+  load_rows(from.data, from.type, from.offset, from.stride, from.count, from.n, x, pitch);
+  for (int r = 0; r < from.count && factor != 1; r++) multiply_row(x + r * pitch, factor, from.n);
 }
 
 // Equations 5-6 for WIDE tokens of n channels, a multiple of LANES, which become columns, x[n][WIDE], on the way: there a sum
@@ -180,6 +181,7 @@ void load_normalized(int64_t how, const void* from, int64_t type, int64_t offset
 template <class T, bool Centred>
 void load_standardized_columns(const T* from, int64_t stride, int n, T eps, T factor, const T* factors, T reflect, T* x,
                                T* rstd) {
+  FM_REQUIRE(n > 0 && n % LANES<T> == 0);
   constexpr int W = WIDE<T>, L = LANES<T>, CHAINS = L < 4 ? L : 4;
   for (int h = 0; h < W; h += L) {
     Vec<T> first{}, chains[CHAINS] = {};
@@ -218,15 +220,17 @@ void load_standardized_columns(const T* from, int64_t stride, int n, T eps, T fa
 template <class T>
 void load_normalized_columns(int64_t how, const T* from, int64_t stride, int n, T eps, T factor, const T* factors, T reflect,
                              T* x, T* rstd) {
+  FM_REQUIRE(how == FM_STANDARDIZE || how == FM_RMS);
   if (how == FM_STANDARDIZE)
     load_standardized_columns<T, true>(from, stride, n, eps, factor, factors, reflect, x, rstd);
   else
     load_standardized_columns<T, false>(from, stride, n, eps, factor, factors, reflect, x, rstd);
 }
 
-// In place: the gradients of raw tokens from those of the standardized ones, x.
+// In place: the gradients of raw tokens, d[count][n], from those of the standardized ones, x, without their factor.
 template <class T, bool Centred>
 void standardize_rows_vjp(T* d, int64_t d_pitch, const T* x, int64_t x_pitch, const T* rstd, int count, int n) {
+  FM_REQUIRE(0 < n && (count <= 1 || (d_pitch >= n && x_pitch >= n)));
   constexpr int L = LANES<T>;
   for (int begin = 0; begin < count; begin += L) {
     const int rows = (int)min(L, count - begin);
@@ -273,6 +277,7 @@ FM_INLINE void add_to_row(T* x, T y, int n) {
 }
 template <class T>
 FM_INLINE void reduce_row(T* x, T by, int n) {
+  FM_REQUIRE(n > 1);
   const T last = x[n - 1];
   add_to_row(x, last * by, n);
   x[n - 1] = last;

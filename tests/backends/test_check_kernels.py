@@ -1,6 +1,7 @@
 """native/tests/check_kernels.cpp: the kernels through their C interface, on this machine and for aarch64 in an emulator."""
 
 import shutil
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -34,6 +35,32 @@ def test_the_kernels_of_aarch64(tmp_path: Path) -> None:
     emulator = ("qemu-aarch64", "-L", f"/usr/{ARM}")  # where Debian has the C library of aarch64
     said = run(*emulator, str(program(f"{ARM}-g++", tmp_path)), str(build / "_kernels.so"))
     assert said.startswith("aarch64: ")
+
+
+MISUSE = """
+#include "tiles/standardize.h"
+int main() {
+  const float row[1] = {1};
+  float out[1], rstd[1];
+  FM_LEVEL::load_normalized(FM_STANDARDIZE, {row, FM_F32, 0, 1, 1, 0}, 1e-6f, 1.0f, out, (int64_t)1, rstd);  // no channels
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no c++ to build the program with")
+@pytest.mark.parametrize("flags", [(), ("-DFM_CHECKED",)], ids=["usual", "checked"])
+def test_a_primitive_that_is_misused_aborts_in_checked_builds(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    source, built = tmp_path / "misuse.cpp", tmp_path / "misuse"
+    source.write_text(MISUSE)
+    run("c++", "-std=c++17", "-DFM_LEVEL=here", *flags, "-I", str(ROOT / "native"), str(source), "-o", str(built))
+    done = subprocess.run([built], capture_output=True, text=True, check=False)
+    assert (done.returncode == -signal.SIGABRT) == ("from.n > 0" in done.stderr) == bool(flags), done
+
+
+def test_sanitizer_builds_are_checked() -> None:
+    sanitized = (ROOT / "CMakeLists.txt").read_text().partition("if(FASTMAX_SANITIZE)")[2].partition("else()")[0]
+    assert "-DFM_CHECKED" in sanitized
 
 
 def program(compiler: str, folder: Path) -> Path:
