@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from struct import Struct
 from typing import Any
 
 import pytest
@@ -25,8 +24,6 @@ from tests.support import randn
 pytestmark = pytest.mark.skipif(not native.levels(), reason=native.describe())
 
 LEVELS = pytest.mark.parametrize("level", native.levels())
-
-Fields = tuple[tuple[str, str], ...]
 
 
 def at(level: str, form: str = "factorized") -> Variant:
@@ -360,15 +357,6 @@ def test_kernels_of_another_layout_are_not_loaded(monkeypatch: pytest.MonkeyPatc
         abi.load.cache_clear()
 
 
-def packed(fields: Fields, layout: Struct, **values: Any) -> bytes:
-    """A structure by the names of its fields; all others are zero."""
-    flat: list[Any] = []
-    for name, kind in fields:
-        flat += values.pop(name, abi.NO_TENSOR) if kind == "tensor" else [values.pop(name, 0)]
-    assert not values, values
-    return layout.pack(*flat)
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"order": 5}, "order must be 1 to 4.* order 5"),
     ({"order": 0}, "order must be 1 to 4.* order 0"),
@@ -397,19 +385,23 @@ def test_the_kernels_refuse_values_they_do_not_know(
     x, o = torch.ones(1, 1, 2, 4), torch.full((1, 1, 2, 4), 7.0)
     values: dict[str, Any] = {
         "type": 0, "batch": 1, "query_heads": 1, "key_heads": 1, "head_dim": 4, "value_dim": 4, "order": 1, "scale": 1.0,
-        "q": abi.tensor(x), "k": abi.tensor(x), "v": abi.tensor(x), "o": abi.tensor(o),
     }  # fmt: skip
+    tensors = {"q": x, "k": x, "v": x, "o": o}
     values |= {"queries": 2, "keys": 2, "chunk": 64, "sequences": -1, "form": 1}
     if function == "backward":
         g, grads = torch.ones(1, 1, 2), [torch.empty_like(x) for _ in range(3)]
-        values |= {"g": abi.tensor(g)} | dict(zip(("d_q", "d_k", "d_v"), map(abi.tensor, grads), strict=True))
-    library.run(function, packed(abi.CALL_FIELDS, abi.CALL, **values), level)
+        tensors |= {"g": g} | dict(zip(("d_q", "d_k", "d_v"), grads, strict=True))
+    words = abi.CALL.pack(**values)
+    for name, tensor in tensors.items():
+        abi.CALL.put(words, name, tensor)
+    library.run(function, words, level)
     o.fill_(7.0)
     seed = torch.tensor(5)
-    known = {"a seed": seed.data_ptr()}
-    wrong_values = {n: (*values[n][:4], x) if n == "v" else known.get(x, x) for n, x in wrong.items()}
+    for name, value in wrong.items():
+        # the type is the last field of a tensor
+        words[abi.CALL.places[name] + (4 if name == "v" else 0)] = seed.data_ptr() if value == "a seed" else value
     with pytest.raises(ValueError, match=rf"native.{function}: .*{message}"):
-        library.run(function, packed(abi.CALL_FIELDS, abi.CALL, **(values | wrong_values)), level)
+        library.run(function, words, level)
     assert (o == 7).all()
 
 

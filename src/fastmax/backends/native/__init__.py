@@ -62,7 +62,8 @@ def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
     """Return o, g and state_out."""
     o, g, state = call.new_outputs()
     packed = PackedCall(call, plan, o, g, has_state=call.state_in is not None or call.options.return_state)
-    packed.state_out = state.data_ptr() if call.options.return_state else 0
+    if call.options.return_state:
+        packed.point("state_out", state)
     packed.run("forward", plan.level, fills=(o,))
     return o, g, state
 
@@ -71,29 +72,26 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     """Return the gradients of the raw inputs."""
     out = InputGrads.empty(call)
     packed = PackedCall(call, plan, o, g, has_state=call.state_in is not None or grads.state is not None)
-    dq, dk, dv = (
-        x if in_rows(x.stride(), x) else torch.empty_like(x, memory_format=torch.contiguous_format) for x in out[:3]
-    )
+    dq, dk, dv = (x if in_rows(x) else torch.empty_like(x, memory_format=torch.contiguous_format) for x in out[:3])
     dc = None if call.log_decay is None else torch.empty(call.k.shape[:3], dtype=g.dtype, device="cpu")
-    packed.grads = (
-        *packed.tensor(grads.o), *packed.tensor(grads.g), *abi.tensor(dq), *abi.tensor(dk), *abi.tensor(dv), *abi.tensor(dc),
-    )  # fmt: skip
-    packed.d_state_out = packed.pointer(grads.state)
+    for name, x in (("d_o", grads.o), ("d_g", grads.g), ("d_q", dq), ("d_k", dk), ("d_v", dv), ("d_decay", dc)):
+        packed.put(name, x)
+    packed.point("d_state_out", grads.state)
     d_state = out.state_in
     if call.state_in is not None:
         d_state = torch.empty_like(call.state_in, memory_format=torch.contiguous_format)
-        packed.d_state_in = d_state.data_ptr()
+        packed.point("d_state_in", d_state)
     d_head_scale = out.head_scale
     if call.head_scale is not None:
         d_head_scale = torch.empty(out.head_scale.shape, dtype=torch.float64, device="cpu")
-        packed.d_head_scale = d_head_scale.data_ptr()
+        packed.point("d_head_scale", d_head_scale)
     packed.run("backward", plan.level, fills=(dq, dk, dv))
     d_log_decay = (
         out.log_decay if dc is None else log_decay_grads(dc + rows_part(g, grads.g, call.groups), call.cu_seqlens_k)
     )
-    for to, x in zip(out, (dq, dk, dv, d_head_scale, d_log_decay, d_state), strict=True):
-        if to is not x:
-            to.copy_(x)
+    for to, found in zip(out, (dq, dk, dv, d_head_scale, d_log_decay, d_state), strict=True):
+        if to is not found:
+            to.copy_(found)
     return out
 
 

@@ -1,13 +1,14 @@
 """The C ABI of the kernels: native/api.h as packed bytes, the library itself, and torch's threads for it to run on."""
 
 import ctypes
+from array import array
 from collections.abc import Callable
 from ctypes import c_char_p, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from struct import Struct
-from typing import Any
+from struct import pack_into
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,12 +22,10 @@ FORMS = {"dense": 1, "factorized": 2}
 MAX_DIM = 256  # channels per head
 BF16_LEVEL = "x86-64-v4-bf16"  # whose dense form multiplies in bf16
 
-Fields = tuple[int, ...]
-"""Consecutive fields of a structure; pointers are integers, 0 where there is none."""
+Words: TypeAlias = "array[int]"
+"""A structure in words of eight bytes; pointers are integers, 0 where there is none."""
 
-NO_TENSOR: Fields = (0,) * 5
-
-# Each structure as (field, kind), in the order in which it is packed; `load` compares them with the library's own lists.
+# Each structure as (field, kind), in the order of its fields; `load` compares them with the library's own lists.
 TENSOR_FIELDS = (
     ("data", "pointer"), ("batch_stride", "int"), ("head_stride", "int"), ("token_stride", "int"), ("type", "int"),
 )  # fmt: skip
@@ -103,21 +102,40 @@ def layout_difference(text: str) -> str | None:
     return None
 
 
-def _struct(fields: tuple[tuple[str, str], ...]) -> Struct:
-    # ctypes structures would be easier to read, but filling one takes longer than a short attention.
-    codes = {"int": "q", "real": "d", "pointer": "P"}
-    codes["tensor"] = "".join(codes[kind] for _, kind in TENSOR_FIELDS)
-    return Struct("@" + "".join(codes[kind] for _, kind in fields))
+_TENSOR_PLACES = {name: i for i, (name, _) in enumerate(TENSOR_FIELDS)}
+_OF_TENSOR = [_TENSOR_PLACES[name] for name in ("data", "batch_stride", "head_stride", "token_stride", "type")]
 
 
-def place(fields: tuple[tuple[str, str], ...], name: str) -> int:
-    """Return the offset of a field in words of eight bytes."""
-    before = [kind for _, kind in fields[: [field for field, _ in fields].index(name)]]
-    return sum(len(TENSOR_FIELDS) if kind == "tensor" else 1 for kind in before)
+class Packer:
+    """The one way to fill a structure: fields by their names. To fill a ctypes structure takes longer than a short call."""
+
+    def __init__(self, fields: tuple[tuple[str, str], ...]) -> None:
+        self.kinds = dict(fields)
+        self.places: dict[str, int] = {}  # the word of each field, the first one of a tensor
+        self._size = 0
+        for name, kind in fields:
+            self.places[name] = self._size
+            self._size += len(TENSOR_FIELDS) if kind == "tensor" else 1
+
+    def pack(self, **values: float) -> Words:
+        """Return a structure with these numbers and pointers, and zeros in all other fields."""
+        words = array("q", bytes(8 * self._size))
+        for name, value in values.items():
+            if self.kinds[name] == "real":
+                pack_into("d", words, 8 * self.places[name], value)
+            else:
+                words[self.places[name]] = int(value)
+        return words
+
+    def put(self, words: Words, name: str, x: Tensor) -> None:
+        """Fill in a tensor of shape (B, H, N, C) or (B, H, N), its channels contiguous."""
+        place = self.places[name]
+        for field, value in zip(_OF_TENSOR, (x.data_ptr(), *x.stride()[:3], TYPES[x.dtype]), strict=True):
+            words[place + field] = value
 
 
-CALL = _struct(CALL_FIELDS)
-STEP = _struct(STEP_FIELDS)
+CALL = Packer(CALL_FIELDS)
+STEP = Packer(STEP_FIELDS)
 
 _LARGE = 1 << 22
 
@@ -143,38 +161,30 @@ class Library:
             raise ValueError(f"level must be one that runs here, {', '.join(self.running)}, got {name!r}")
         return self.levels.index(name)
 
-    def run(self, function: str, call: bytes, level: str | None) -> None:
+    def run(self, function: str, words: Words, level: str | None) -> None:
         place = self.best if level is None else self.level(level)
-        status = self.functions[function](place, call, self.parallel_for, torch.get_num_threads())
+        address, _ = words.buffer_info()
+        status = self.functions[function](place, address, self.parallel_for, torch.get_num_threads())
         if status:
-            raise refusal(function, call, status)
+            raise refusal(function, words, status)
 
 
 class DecayValueError(ValueError):
     """A decay that is above 0 or not finite. The caller, who has the tensor, adds where."""
 
 
-def refusal(function: str, call: bytes, code: int) -> Exception:
+def refusal(function: str, words: Words, code: int) -> Exception:
     """Return the exception for a status code of the kernels."""
-    return _error(function, call, STATUSES[code])
-
-
-def _error(function: str, call: bytes, status: str) -> Exception:
+    status = STATUSES[code]
     if status == "NO_MEMORY":
         return MemoryError("the native kernels could not allocate their scratch memory")
-    fields, packed = (STEP_FIELDS, STEP) if function == "step" else (CALL_FIELDS, CALL)
-    values = iter(packed.unpack(call))
+    packer = STEP if function == "step" else CALL
     shown = ("type", "order", "form", "chunk", "head_dim", "value_dim", "dropout", "dropped")
-    got = {name: [next(values) for _ in NO_TENSOR] if kind == "tensor" else next(values) for name, kind in fields}
-    got_types = {name: got[name][-1] for name, kind in fields if kind == "tensor" and got[name][0]}
-    description = ", ".join(f"{name} {got[name]}" for name in shown if name in got)
+    description = ", ".join(f"{name} {words[packer.places[name]]}" for name in shown if name in packer.places)
+    tensors = {name: at for name, at in packer.places.items() if packer.kinds[name] == "tensor" and words[at]}
+    got_types = {name: words[at + _TENSOR_PLACES["type"]] for name, at in tensors.items()}
     kind = DecayValueError if status == "BAD_DECAY_VALUE" else ValueError
     return kind(f"native.{function}: {_REFUSALS[status]}, got {description}, types of tensors {got_types}")
-
-
-def tensor(x: Tensor | None) -> Fields:
-    """Return the fields of (B, H, N, C) or (B, H, N), the channels contiguous."""
-    return NO_TENSOR if x is None else (x.data_ptr(), *x.stride()[:3], TYPES[x.dtype])
 
 
 @lru_cache(maxsize=1)
@@ -196,7 +206,7 @@ def load() -> Library | str:
     functions: dict[str, Callable[..., Any]] = {}
     for name in ("forward", "backward", "step"):
         function = getattr(c, f"fm_{name}")
-        function.argtypes, function.restype = [c_int64, c_char_p, c_void_p, c_int64], c_int
+        function.argtypes, function.restype = [c_int64, c_void_p, c_void_p, c_int64], c_int
         functions[name] = function
     c.fm_huge_pages.argtypes, c.fm_huge_pages.restype = [c_void_p, c_int64], None
     functions["huge_pages"] = c.fm_huge_pages

@@ -1,7 +1,5 @@
 """One step of decoding: the new token joins the recent ones in place, and its query reads the sum and sees all of those."""
 
-from ctypes import c_char
-
 import torch
 from torch import Tensor
 
@@ -10,8 +8,7 @@ from fastmax.core import EPS
 from fastmax.decay import check_decays
 
 _COUNT, _FOLD, _Q, _K, _V, _O, _MASK, _SCALES, _DECAY = (
-    abi.place(abi.STEP_FIELDS, name)
-    for name in ("recent_count", "fold", "q", "k", "v", "o", "mask", "head_scale", "log_decay")
+    abi.STEP.places[name] for name in ("recent_count", "fold", "q", "k", "v", "o", "mask", "head_scale", "log_decay")
 )
 
 
@@ -48,22 +45,32 @@ class PreparedStep:
         key_heads, value_dim = v.shape[1], v.shape[3]
         self._library, self._step = library, library.functions["step"]
         self._level = library.best if level is None else library.level(level)
-        numbers = (
-            abi.TYPES[recent_k.dtype], batch, query_heads, key_heads, head_dim, value_dim, order,
-            abi.NORMALIZATIONS[normalize],
-        )  # fmt: skip
         self._contiguous = all(x.stride(3) == 1 or x.shape[3] == 1 for x in (q, k, v))
         self._shape, self._dtype = (batch, query_heads, 1, value_dim), v.dtype
-        o = torch.empty(self._shape, dtype=v.dtype, device="cpu")
-        self._buffers = total, recent_k, recent_u, recent_decay, total_decay
-        pointers = tuple(0 if x is None else x.data_ptr() for x in self._buffers)
+        self._buffers = {
+            "total": total, "recent_k": recent_k, "recent_u": recent_u, "recent_decay": recent_decay,
+            "total_decay": total_decay,
+        }  # fmt: skip
         # packed once; a step inserts its numbers
-        packed = bytearray(abi.STEP.pack(
-            *numbers, 0, recent_k.shape[2], 0, scale, EPS,
-            *(y for x in (q, k, v, o) for y in (0, *_fields(x if self._contiguous else x.contiguous()))),
-            0, 0, *pointers, 0, *((0,) * 4 if log_decay is None else _fields(log_decay)),
-        ))  # fmt: skip
-        self._call, self._words = (c_char * len(packed)).from_buffer(packed), memoryview(packed).cast("q")
+        self._words = abi.STEP.pack(
+            type=abi.TYPES[recent_k.dtype],
+            batch=batch,
+            query_heads=query_heads,
+            key_heads=key_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            order=order,
+            normalize=abi.NORMALIZATIONS[normalize],
+            recent_capacity=recent_k.shape[2],
+            scale=scale,
+            eps=EPS,
+            **{name: x.data_ptr() for name, x in self._buffers.items() if x is not None},
+        )
+        self._address, _ = self._words.buffer_info()
+        o = torch.empty(self._shape, dtype=v.dtype, device="cpu")
+        for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("log_decay", log_decay)):
+            if x is not None:
+                abi.STEP.put(self._words, name, x if self._contiguous else x.contiguous())
 
     def __call__(
         self,
@@ -88,9 +95,9 @@ class PreparedStep:
         words[_MASK] = 0 if mask is None else mask.data_ptr()
         words[_SCALES] = 0 if scales is None else scales.data_ptr()
         words[_DECAY] = 0 if log_decay is None else log_decay.data_ptr()
-        status = self._step(self._level, self._call, self._library.parallel_for, torch.get_num_threads())
+        status = self._step(self._level, self._address, self._library.parallel_for, torch.get_num_threads())
         if status:
-            error = abi.refusal("step", bytes(words), status)
+            error = abi.refusal("step", words, status)
             if isinstance(error, abi.DecayValueError) and log_decay is not None:
                 check_decays(log_decay if key_mask is None else torch.where(key_mask.unsqueeze(1), log_decay, 0))
             raise error
@@ -98,8 +105,3 @@ class PreparedStep:
 
 
 prepare_step = PreparedStep
-
-
-def _fields(x: Tensor) -> abi.Fields:
-    """Return the fields of one token, (B, heads, 1, ...), without its address."""
-    return (x.stride(0), x.stride(1), 0, abi.TYPES[x.dtype])

@@ -11,82 +11,87 @@ from fastmax.plan import BF16_SPEED, Plan, cheaper_form, kernel_chunk
 
 
 class PackedCall:
-    grads = abi.NO_TENSOR * 6
-    mask: abi.Fields = (0, 0, 0, 0)
-    dropout: abi.Fields = (0, 0, 0)
-    state_is_total = False
-    forms = cu_queries = cu_keys = head_scale = d_head_scale = state_out = d_state_out = d_state_in = 0
+    """The words of a call. Gradients and states that go out are put in by their names afterwards."""
 
     def __init__(self, call: Call, plan: Plan, o: Tensor, g: Tensor, *, has_state: bool):
         self.kept: list[Tensor] = []
-        options = call.options
+        options, drops_features = call.options, call.drops_features
         batch, query_heads, queries, head_dim = call.q.shape
         _, key_heads, keys, value_dim = call.v.shape
         # of a packed batch each sequence has a form; there may be none to have one
-        mode = call.dropout_mode
-        drops_features = mode == "standard" or mode == "quadratic"
-        sequences, uniform = -1, abi.FORMS["factorized" if drops_features else "dense"]
+        self.uniform = abi.FORMS["factorized" if drops_features else "dense"]
+        if call.cu_seqlens_k is None:
+            self.uniform = _form(call, plan, queries, keys, has_state or drops_features)
+        self.words = abi.CALL.pack(
+            type=abi.TYPES[g.dtype],
+            batch=batch,
+            query_heads=query_heads,
+            key_heads=key_heads,
+            queries=queries,
+            keys=keys,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            order=options.order,
+            is_causal=options.is_causal,
+            normalize=abi.NORMALIZATIONS[options.normalize],
+            chunk=_chunk(call, plan, drops_features),
+            sequences=-1 if call.cu_seqlens_k is None else call.cu_seqlens_k.shape[0] - 1,
+            form=self.uniform,
+            scale=call.scale,
+            eps=EPS,
+        )
+        for name, x in (("q", call.q), ("k", call.k), ("v", call.v), ("o", o), ("g", g), ("log_decay", call.log_decay)):
+            self.put(name, x)
+        self.point("state_in", call.state_in)
         if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
             cu_q, cu_k = call.cu_seqlens_q.to(torch.int64), call.cu_seqlens_k.to(torch.int64)
-            sequences = cu_q.shape[0] - 1
-            self.cu_queries, self.cu_keys = self.pointer(cu_q), self.pointer(cu_k)
             lengths = zip(cu_q.diff().tolist(), cu_k.diff().tolist(), strict=True)
             forms = [_form(call, plan, *n, has_state or drops_features) for n in lengths]
-            self.forms = self.pointer(torch.tensor(forms, dtype=torch.int64, device="cpu"))
-        else:
-            uniform = _form(call, plan, queries, keys, has_state or drops_features)
-        self.uniform = uniform
-        self.numbers = (
-            abi.TYPES[g.dtype], batch, query_heads, key_heads, queries, keys, head_dim, value_dim,
-            options.order, options.is_causal, abi.NORMALIZATIONS[options.normalize], _chunk(call, plan, drops_features),
-            sequences, uniform, self.forms, call.scale, EPS,
-        )  # fmt: skip
-        self.tensors = (
-            *self.tensor(call.q), *self.tensor(call.k), *self.tensor(call.v), *self.tensor(o), *self.tensor(g),
-            *(abi.NO_TENSOR if call.log_decay is None else self.tensor(call.log_decay)),
-        )  # fmt: skip
-        self.state_in = 0 if call.state_in is None else self.pointer(call.state_in)
+            self.point("forms", torch.tensor(forms, dtype=torch.int64, device="cpu"))
+            self.point("cu_queries", cu_q)
+            self.point("cu_keys", cu_k)
         if call.key_mask is not None:
             mask = call.key_mask.expand(batch, key_heads, keys)
             self.kept.append(mask)
-            self.mask = (mask.data_ptr(), *mask.stride())
+            strides = zip(("mask_batch_stride", "mask_head_stride", "mask_token_stride"), mask.stride(), strict=True)
+            self.set(mask=mask.data_ptr(), **dict(strides))
         if call.head_scale is not None:
-            self.head_scale = self.pointer(call.head_scale.to(torch.float64))
-        if mode is not None:
-            seed = self.pointer(call.dropout_seed)
-            self.dropout = (abi.DROPOUTS[mode], dropped_of_2_16(options.dropout_p), seed)
+            self.point("head_scale", call.head_scale.to(torch.float64))
+        if call.dropout_mode is not None:
+            self.set(dropout=abi.DROPOUTS[call.dropout_mode], dropped=dropped_of_2_16(options.dropout_p))
+            self.point("dropout_seed", call.dropout_seed)
 
-    def tensor(self, x: Tensor | None) -> abi.Fields:
+    def put(self, name: str, x: Tensor | None) -> None:
+        """Fill in a tensor, its channels made contiguous."""
         if x is None:
-            return abi.NO_TENSOR
-        strides = x.stride()
-        if len(strides) == 4 and strides[3] != 1 and x.shape[3] != 1:
+            return
+        if x.dim() == 4 and not in_rows(x):
             x = x.contiguous()
-            strides = x.stride()
             self.kept.append(x)
-        return (x.data_ptr(), *strides[:3], abi.TYPES[x.dtype])
+        abi.CALL.put(self.words, name, x)
 
-    def pointer(self, x: Tensor | None) -> int:
-        if x is None:
-            return 0
-        self.kept.append(x.contiguous())
-        return int(self.kept[-1].data_ptr())
+    def point(self, name: str, x: Tensor | None) -> None:
+        """Fill in the address of a contiguous copy, or of x itself."""
+        if x is not None:
+            self.kept.append(x.contiguous())
+            self.set(**{name: self.kept[-1].data_ptr()})
+
+    def set(self, **values: int) -> None:
+        """Fill in numbers and addresses."""
+        for name, value in values.items():
+            self.words[abi.CALL.places[name]] = value
 
     def run(self, function: str, level: str | None, *, fills: tuple[Tensor, ...]) -> None:
         library = abi.load()
         assert not isinstance(library, str), library
         for x in fills:
             library.huge_pages(x)
-        packed = abi.CALL.pack(
-            *self.numbers, *self.tensors, *self.grads, *self.mask, self.cu_queries, self.cu_keys,
-            self.head_scale, self.d_head_scale, self.state_in, self.state_out, self.d_state_out, self.d_state_in,
-            *self.dropout, self.state_is_total,
-        )  # fmt: skip
-        library.run(function, packed, level)
+        library.run(function, self.words, level)
 
 
-def in_rows(strides: tuple[int, ...], x: Tensor) -> bool:
-    return strides[-1] == 1 or x.shape[-1] == 1
+def in_rows(x: Tensor) -> bool:
+    """Return True if the channels of each token are contiguous."""
+    return x.stride(-1) == 1 or x.shape[-1] == 1
 
 
 def _chunk(call: Call, plan: Plan, drops_features: bool) -> int:

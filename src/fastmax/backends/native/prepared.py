@@ -10,20 +10,18 @@ from fastmax.backends.native.packed_call import PackedCall, in_rows
 from fastmax.call import Call, Options
 from fastmax.decay import check_decays, grads_within_bound, log_decay_grads
 
+_Q, _K, _V, _O, _G, _DECAY, _STATE_IN, _STATE_OUT, _IS_TOTAL = (
+    abi.CALL.places[name] for name in ("q", "k", "v", "o", "g", "log_decay", "state_in", "state_out", "state_is_total")
+)
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """The packed fields of a call, without the addresses."""
+    """The words of a call without other tensors than q, k, v and log_decay. The addresses in them are overwritten."""
 
     options: Options
     library: abi.Library
-    numbers: tuple[float, ...]  # in front of the tensors
-    q: abi.Fields
-    k: abi.Fields
-    v: abi.Fields
-    o: abi.Fields
-    g: abi.Fields
-    log_decay: abi.Fields  # zeros where there is none
+    words: abi.Words
     shape: tuple[int, ...]
     heads_inside: bool  # in memory, o is (B, N, H, Dv)
     g_shape: tuple[int, ...]
@@ -32,18 +30,19 @@ class Prepared:
 
     @staticmethod
     def of(call: Call, packed: PackedCall, o: Tensor, g: Tensor) -> "Prepared":
-        options = call.options
         library = abi.load()
         assert not isinstance(library, str), library
-        fields = packed.tensors
-        q, k, v, o_, g_, decay = fields[1:5], fields[6:10], fields[11:15], fields[16:20], fields[21:25], fields[26:30]
         heads_inside = o.stride(1) < o.stride(2)
-        total_shape = call.state_shape if saves_sum(call, packed) else None
-        shape = tuple(o.transpose(1, 2).shape if heads_inside else o.shape)
         return Prepared(
-            options, library, packed.numbers, q, k, v, o_, g_, decay, shape, heads_inside, tuple(g.shape), g.dtype,
-            total_shape,
-        )  # fmt: skip
+            options=call.options,
+            library=library,
+            words=packed.words,
+            shape=tuple(o.transpose(1, 2).shape if heads_inside else o.shape),
+            heads_inside=heads_inside,
+            g_shape=tuple(g.shape),
+            g_dtype=g.dtype,
+            total_shape=call.state_shape if saves_sum(call, packed) else None,
+        )
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Call:
         return Call(q, k, v, log_decay=log_decay, options=self.options)
@@ -66,13 +65,10 @@ class Prepared:
         if self.heads_inside:
             o = o.transpose(1, 2)
         self.library.huge_pages(o)
-        packed = abi.CALL.pack(
-            *self.numbers, q.data_ptr(), *self.q, k.data_ptr(), *self.k, v.data_ptr(), *self.v, o.data_ptr(), *self.o,
-            g, *self.g, 0 if log_decay is None else log_decay.data_ptr(), *self.log_decay, *_NO_GRADS, *_BEFORE_STATES,
-            0, total, *_BEHIND_STATES, total != 0,
-        )  # fmt: skip
+        words = self._with_addresses(q, k, v, log_decay, o, g)
+        words[_STATE_OUT], words[_IS_TOTAL] = total, total != 0
         try:
-            self.library.run("forward", packed, None)
+            self.library.run("forward", words, None)
         except abi.DecayValueError:
             assert log_decay is not None
             check_decays(log_decay)
@@ -90,27 +86,36 @@ class Prepared:
         total: Tensor | None,
         do: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        if not in_rows(do.stride(), do):
+        if not in_rows(do):
             do = do.contiguous()
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        for x in (dq, dk, dv):
+        words = self._with_addresses(q, k, v, log_decay, o, g.data_ptr())
+        abi.CALL.put(words, "d_o", do)
+        for name, x in (("d_q", dq), ("d_k", dk), ("d_v", dv)):
             self.library.huge_pages(x)
-        dc = None if log_decay is None else torch.empty(k.shape[:3], dtype=self.g_dtype, device="cpu")
-        packed = abi.CALL.pack(
-            *self.numbers, q.data_ptr(), *self.q, k.data_ptr(), *self.k, v.data_ptr(), *self.v, o.data_ptr(), *self.o,
-            g.data_ptr(), *self.g, 0 if log_decay is None else log_decay.data_ptr(), *self.log_decay,
-            *abi.tensor(do), *abi.NO_TENSOR, *abi.tensor(dq), *abi.tensor(dk), *abi.tensor(dv), *abi.tensor(dc),
-            *_BEFORE_STATES, 0 if total is None else total.data_ptr(), 0, *_BEHIND_STATES, total is not None,
-        )  # fmt: skip
-        self.library.run("backward", packed, None)
+            abi.CALL.put(words, name, x)
+        dc = None
+        if log_decay is not None:
+            dc = torch.empty(k.shape[:3], dtype=self.g_dtype, device="cpu")
+            abi.CALL.put(words, "d_decay", dc)
+        if total is not None:
+            words[_STATE_IN], words[_IS_TOTAL] = total.data_ptr(), True
+        self.library.run("backward", words, None)
         if dc is None or log_decay is None:
             return dq, dk, dv, None
         return dq, dk, dv, grads_within_bound(log_decay_grads(dc).to(dc.dtype), log_decay)
 
-
-_NO_GRADS = abi.NO_TENSOR * 6
-_BEFORE_STATES = (0,) * 8  # mask, lengths and scales
-_BEHIND_STATES = (0,) * 5  # gradients of states, and dropout
+    def _with_addresses(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, o: Tensor, g: int
+    ) -> abi.Words:
+        """Return a copy of the words for these tensors: calls on several threads may share this object."""
+        words = self.words[:]
+        words[_Q], words[_K], words[_V], words[_O], words[_G] = (
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), g,
+        )  # fmt: skip
+        if log_decay is not None:
+            words[_DECAY] = log_decay.data_ptr()
+        return words
 
 
 def saves_sum(call: Call, packed: PackedCall) -> bool:
