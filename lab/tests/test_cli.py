@@ -19,8 +19,8 @@ from fastmax_lab.bench import core, decode, dropout, kernel, long, measure, memo
 from fastmax_lab.bench.selection import Selection
 from fastmax_lab.measurements import read
 from fastmax_lab.report import kernel as kernel_report
+from fastmax_lab.report.fit import show
 from fastmax_lab.report.table import milliseconds, table, times
-from fastmax_lab.report.terminal import show
 
 needs_kernel = pytest.mark.skipif(not native.levels(), reason=f"the native backend is {native.describe()}")
 
@@ -357,7 +357,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("rich", [True, False])
 def test_tables_in_a_terminal(rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not rich:
-        monkeypatch.setattr("fastmax_lab.report.terminal.find_spec", lambda _: None)
+        monkeypatch.setattr("fastmax_lab.report.fit.find_spec", lambda _: None)
     stream = Terminal()
     monkeypatch.setattr(sys, "stdout", stream)
     text = f"Title\n\n{table(['N', 'time'], [['1', '10 ms']])}"

@@ -19,7 +19,7 @@ from fastmax_lab.commands.shared import Command
 
 COMMANDS: dict[str, type[Command]] = {
     "reproduce": reproduce.Reproduce,
-    "report": reproduce.Report,
+    "report": reproduce.DrawReport,
     "lra train": lra.Train,
     "lra sweep": lra.Sweep,
     "lra eval": lra.Eval,
@@ -30,8 +30,8 @@ COMMANDS: dict[str, type[Command]] = {
     "bench kernel": bench.Kernel,
     "bench decode": bench.Decode,
     "bench generate": bench.Generate,
-    "bench dropout": bench.Dropout,
-    "bench decay": bench.Decay,
+    "bench dropout": bench.DropoutBenchmark,
+    "bench decay": bench.DecayBenchmark,
     "bench distributed": bench.Distributed,
     "bench long": bench.Long,
     "bench lra": bench.Lra,

@@ -11,17 +11,17 @@ import pytest
 from lab.tests.lra.samples import largest_file, write
 
 from fastmax_lab.data import cache
-from fastmax_lab.data.blocks import Block, Source, pack
+from fastmax_lab.data.blocks import ExampleBlock, Source, pack
 from fastmax_lab.lra import tasks
 
 
-def blocks(count: int, size: int = 10) -> Iterator[Block]:
+def blocks(count: int, size: int = 10) -> Iterator[ExampleBlock]:
     for start in range(0, count, size):
         numbers = np.arange(start, min(count, start + size))
-        yield Block(numbers[:, None].astype(np.uint8) + np.zeros(6, np.uint8), numbers.astype(np.int32), numbers)
+        yield ExampleBlock(numbers[:, None].astype(np.uint8) + np.zeros(6, np.uint8), numbers.astype(np.int32), numbers)
 
 
-def load(folder: Path, count: int, limit: int | None = None, **key: int) -> Block:
+def load(folder: Path, count: int, limit: int | None = None, **key: int) -> ExampleBlock:
     return cache.load("x", {"task": "x", **key}, Source((), {}, lambda: blocks(count)), folder, limit)
 
 
@@ -46,7 +46,7 @@ def test_the_arrays_are_built_once(tmp_path: Path) -> None:
 
 
 def test_a_limit_reads_no_further_than_it_must(tmp_path: Path) -> None:
-    def endless() -> Iterator[Block]:
+    def endless() -> Iterator[ExampleBlock]:
         yield from blocks(20)
         raise AssertionError("read on")
 
@@ -71,7 +71,7 @@ def test_everything_that_shapes_the_arrays_is_in_the_key(tmp_path: Path) -> None
 
 
 def test_a_source_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    def broken() -> Iterator[Block]:
+    def broken() -> Iterator[ExampleBlock]:
         yield from blocks(10)
         raise ValueError("line 11")
 
@@ -92,7 +92,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_another_process_may_be_faster(tmp_path: Path) -> None:
-    def slow() -> Iterator[Block]:
+    def slow() -> Iterator[ExampleBlock]:
         load(tmp_path, 30)
         yield from blocks(30)
 

@@ -11,7 +11,7 @@ from fastmax import attention_matrix
 from fastmax_lab.experiments import images, language, maps, texts
 from fastmax_lab.experiments.language_model import LanguageRun, fit, held_out, loss_of, spread, windows
 from fastmax_lab.experiments.language_model import language as measure_language
-from fastmax_lab.experiments.locality import locality
+from fastmax_lab.experiments.maps import locality
 from fastmax_lab.experiments.recall import RecallRun, examples, recall
 from fastmax_lab.experiments.recorded import LayerMaps, recording, vision_maps
 from fastmax_lab.experiments.texts import Text

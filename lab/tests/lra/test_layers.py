@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastmax_lab.lra.layers import MIN_ROWS, PARTS, Dropout, Linear
+from fastmax_lab.lra.layers import MIN_ROWS, PARTS, QuickDropout, QuickLinear
 
 
 @pytest.mark.parametrize(
@@ -12,7 +12,7 @@ from fastmax_lab.lra.layers import MIN_ROWS, PARTS, Dropout, Linear
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_layer_is_that_of_torch(shape: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(0)
-    layer = Linear(shape[-1], 7, bias=bias)
+    layer = QuickLinear(shape[-1], 7, bias=bias)
     x = torch.randn(shape[1], shape[0], shape[2]).transpose(0, 1).requires_grad_()
     y = layer(x)
     assert y.shape == (*shape[:-1], 7)
@@ -28,7 +28,7 @@ def test_a_linear_layer_is_that_of_torch(shape: tuple[int, ...], bias: bool) -> 
 
 @pytest.mark.parametrize(("rows", "called"), [(MIN_ROWS, True), (MIN_ROWS - PARTS, False), (MIN_ROWS + 1, False)])
 def test_many_rows_are_a_convolution(rows: int, called: bool) -> None:
-    layer, x = Linear(8, 8), torch.randn(1, rows, 8)
+    layer, x = QuickLinear(8, 8), torch.randn(1, rows, 8)
     with torch.profiler.profile() as profile:
         layer(x)
     assert ("aten::convolution" in {event.key for event in profile.key_averages()}) == called
@@ -38,7 +38,7 @@ def test_many_rows_are_a_convolution(rows: int, called: bool) -> None:
 @pytest.mark.parametrize("shape", [(1001,), (100, 333), (0, 3)])
 def test_it_drops_at_its_rate_and_keeps_the_mean(rate: float, shape: tuple[int, ...]) -> None:
     x = torch.ones(shape, dtype=torch.float64, requires_grad=True)
-    y = Dropout(rate)(x)
+    y = QuickDropout(rate)(x)
     dropped = (y == 0).double()
     if x.numel():
         assert dropped.mean().item() == pytest.approx(rate, abs=4 * (rate * (1 - rate) / x.numel()) ** 0.5)
@@ -48,18 +48,18 @@ def test_it_drops_at_its_rate_and_keeps_the_mean(rate: float, shape: tuple[int, 
 
 
 def test_each_of_four_lanes_has_the_rate() -> None:
-    lanes = (Dropout(0.3)(torch.ones(40_000, 4)) == 0).double().mean(0)
+    lanes = (QuickDropout(0.3)(torch.ones(40_000, 4)) == 0).double().mean(0)
     assert ((lanes - 0.3).abs() < 4 * (0.21 / 40_000) ** 0.5).all()
 
 
 def test_the_generator_governs_it_and_evaluation_has_none() -> None:
-    layer, x = Dropout(0.5), torch.randn(64, 64)
+    layer, x = QuickDropout(0.5), torch.randn(64, 64)
     torch.manual_seed(1)
     first = layer(x)
     assert not torch.equal(layer(x), first)
     torch.manual_seed(1)
     assert torch.equal(layer(x), first)
     assert layer.eval()(x) is x
-    assert Dropout(0.0)(x) is x
+    assert QuickDropout(0.0)(x) is x
     with pytest.raises(ValueError, match=r"must be in \[0, 1\), got 1"):
-        Dropout(1.0)
+        QuickDropout(1.0)

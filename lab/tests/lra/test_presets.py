@@ -5,11 +5,10 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 import torch
 
-from fastmax_lab.lra.config import TrainPreset
+from fastmax_lab.lra.config import TrainPreset, learning_rate
 from fastmax_lab.lra.presets import preset
 from fastmax_lab.lra.quirks import Quirks
 from fastmax_lab.lra.run import RunConfig, configure
-from fastmax_lab.lra.schedule import learning_rate
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 

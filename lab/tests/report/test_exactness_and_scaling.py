@@ -16,7 +16,7 @@ from fastmax_lab.experiments import exactness as reproduced
 from fastmax_lab.measurements import Measurement, read
 from fastmax_lab.report.page import drawing
 from fastmax_lab.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Chart, Claim, Section, Series
-from fastmax_lab.report.page.sections import exactness, scaling
+from fastmax_lab.report.page.sections import exactness, scaling, scaling_break_even, scaling_growth, scaling_memory
 
 TOKENS = [1 << n for n in range(8, 16)]
 STORED = Path(__file__).parents[2] / "results" / "exactness.jsonl"
@@ -147,31 +147,31 @@ def test_the_verdict_on_growth() -> None:
     def one_steep(name: str, n: int, c: bool, kind: str) -> float:
         return steep(name, n, c, kind) if name == "fastmax1" and c else took(name, n, c, kind)
 
-    assert of_scaling(scaling.LINEAR, scaled(32)).verdict == AGREES
-    assert of_scaling(scaling.LINEAR, scaled(32, steep)).verdict == DIFFERS
-    found = of_scaling(scaling.LINEAR, scaled(32, one_steep))
+    assert of_scaling(scaling_growth.LINEAR, scaled(32)).verdict == AGREES
+    assert of_scaling(scaling_growth.LINEAR, scaled(32, steep)).verdict == DIFFERS
+    found = of_scaling(scaling_growth.LINEAR, scaled(32, one_steep))
     assert found.verdict == PARTLY
     assert "fastmax1 at D = 32, masked, 2.00" in found.evidence
     assert "With the backward pass: 1.00 to 2.00" in found.evidence
-    assert of_scaling(scaling.LINEAR, scaled(32, without=("vanilla", "softmax"))).verdict == OPEN
+    assert of_scaling(scaling_growth.LINEAR, scaled(32, without=("vanilla", "softmax"))).verdict == OPEN
 
 
 def test_who_has_no_exponent_is_said() -> None:
-    found = of_scaling(scaling.LINEAR, scaled(32), scaled(128))
+    found = of_scaling(scaling_growth.LINEAR, scaled(32), scaled(128))
     assert found.verdict == AGREES
     assert found.evidence.endswith("Not counted, since it did not run at two such lengths: fastmax2 at D = 128.")
-    assert "Not counted" not in of_scaling(scaling.LINEAR, scaled(32)).evidence
+    assert "Not counted" not in of_scaling(scaling_growth.LINEAR, scaled(32)).evidence
 
 
 def test_the_verdict_on_memory() -> None:
-    same = of_scaling(scaling.MEMORY, scaled(32, memory=lambda _, n: 100 * n))
-    quadratic = of_scaling(scaling.MEMORY, scaled(32, memory=lambda _, n: n * n))
-    assert (of_scaling(scaling.MEMORY, scaled(32)).verdict, same.verdict, quadratic.verdict) == (
+    same = of_scaling(scaling_memory.MEMORY, scaled(32, memory=lambda _, n: 100 * n))
+    quadratic = of_scaling(scaling_memory.MEMORY, scaled(32, memory=lambda _, n: n * n))
+    assert (of_scaling(scaling_memory.MEMORY, scaled(32)).verdict, same.verdict, quadratic.verdict) == (
         AGREES,
         PARTLY,
         DIFFERS,
     )
-    assert of_scaling(scaling.MEMORY, scaled(32, without=("vanilla",))).verdict == OPEN
+    assert of_scaling(scaling_memory.MEMORY, scaled(32, without=("vanilla",))).verdict == OPEN
     (block,) = [one for one in scaling.section({"scaling": [scaled(32)]}).blocks if "memory" in one.title]
     said = block.findings[-1]
     assert not said.verdict
@@ -186,16 +186,16 @@ def test_the_verdict_on_the_mask(factor: float, verdict: str) -> None:
     def masked(name: str, n: int, c: bool, kind: str) -> float:
         return took(name, n) * (factor if c else 1) * (2 if kind != "forward" and c else 1)
 
-    found = of_scaling(scaling.MASKED, scaled(32, masked))
+    found = of_scaling(scaling_growth.MASKED, scaled(32, masked))
     assert found.verdict == verdict
     assert f"Masked Fastmax2, forward, takes {factor:.1f} times" in found.evidence
     assert f"with the backward pass {2 * factor:.1f}; Fastmax1 forward {factor:.1f}" in found.evidence
     if factor == 20:  # which is D times for heads of 32, and not for those of 64
-        both = of_scaling(scaling.MASKED, scaled(32, masked), scaled(64, masked), scaled(256, masked))
+        both = of_scaling(scaling_growth.MASKED, scaled(32, masked), scaled(64, masked), scaled(256, masked))
         assert both.verdict == PARTLY
         assert "(D = 32 and 64, the longest N" in both.evidence
         assert both.evidence.endswith("Fastmax2 at D = 256.")
-        assert of_scaling(scaling.MASKED, scaled(256, masked)).verdict == OPEN
+        assert of_scaling(scaling_growth.MASKED, scaled(256, masked)).verdict == OPEN
 
 
 def test_the_mask_is_judged_at_the_longest_length_of_both() -> None:
@@ -203,7 +203,7 @@ def test_the_mask_is_judged_at_the_longest_length_of_both() -> None:
     for c in measurement.values["time"]:
         if c["is_causal"] and c["tokens"] > 8192:
             del c["seconds"]["fastmax2"]
-    n, ratio = scaling.masked_ratio(measurement, "forward", "fastmax2")
+    n, ratio = scaling_growth.masked_ratio(measurement, "forward", "fastmax2")
     assert n == 8192
     assert ratio == pytest.approx(1.5)
 
@@ -238,10 +238,10 @@ def test_the_verdict_on_break_even(crossing: int, verdict: str, said: str) -> No
 
 def test_break_even_is_open_without_the_plain_formula_or_where_lengths_do_not_tell() -> None:
     assert of_scaling(scaling.EVEN32, scaled(32, without=("vanilla",))).verdict == OPEN
-    assert scaling._place((0, 1024), 1024) == "earlier"
-    assert scaling._place((0, 1025), 1024) == ""
-    assert scaling._place((2047, float("inf")), 1024) == ""
-    assert scaling._place((2048, float("inf")), 1024) == "later"
+    assert scaling_break_even._place((0, 1024), 1024) == "earlier"
+    assert scaling_break_even._place((0, 1025), 1024) == ""
+    assert scaling_break_even._place((2047, float("inf")), 1024) == ""
+    assert scaling_break_even._place((2048, float("inf")), 1024) == "later"
 
 
 def test_tables_of_break_even_are_short_and_have_numbers() -> None:
@@ -254,7 +254,9 @@ def test_tables_of_break_even_are_short_and_have_numbers() -> None:
         assert unmasked[2:] == pytest.approx([1024] * 4)
         assert table.shown(unmasked, 2) == "1,024"
     assert block.findings[-1].text.startswith("In 0 of 64 comparisons")
-    early = scaling.break_even_table([scaled(16, lambda name, n, *_: n if name[0] == "f" else n * n)], "forward")
+    early = scaling_break_even.break_even_table(
+        [scaled(16, lambda name, n, *_: n if name[0] == "f" else n * n)], "forward"
+    )
     assert early.rows[0][2:] == ("below 256",) * 4
 
 

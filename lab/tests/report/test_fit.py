@@ -8,9 +8,8 @@ import pytest
 from fastmax_lab.commands import data
 from fastmax_lab.measurements import read
 from fastmax_lab.report import lra
-from fastmax_lab.report.fit import fit
+from fastmax_lab.report.fit import fit, show
 from fastmax_lab.report.table import table
-from fastmax_lab.report.terminal import show
 
 RESULTS = Path(__file__).parents[2] / "results" / "bench"
 RECORDED = {

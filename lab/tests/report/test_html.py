@@ -12,7 +12,7 @@ from lab.tests.experiments import miniature
 from lab.tests.records import MACHINE, record
 
 from fastmax_lab.report.page import build, html
-from fastmax_lab.report.page.parts import AGREES, Block, Chart, Claim, Section, Series, Table
+from fastmax_lab.report.page.parts import AGREES, Chart, Claim, PageBlock, Section, Series, Table
 
 NAME = 'a "quoted" & <name>'
 RECORD = record({}, {}, "n")
@@ -36,7 +36,7 @@ def chart(name: str) -> Chart:
 
 def made_up(*names: str) -> Section:
     tables = tuple(Table(name, name, ("a",), ((1,),)) for name in names)
-    return Section("s", "Title (Figure 9)", "", (Block("", tuple(map(chart, names)), (), tables),), (CLAIM,))
+    return Section("s", "Title (Figure 9)", "", (PageBlock("", tuple(map(chart, names)), (), tables),), (CLAIM,))
 
 
 def drawn(tmp_path: Path, patch: pytest.MonkeyPatch, *sections: Section) -> str:

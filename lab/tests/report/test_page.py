@@ -20,7 +20,15 @@ from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page import build, html
 from fastmax_lab.report.page.parts import OPEN, Chart, Claim, Section, Series, Table
 from fastmax_lab.report.page.results import load
-from fastmax_lab.report.page.sections import dropout, language, lra, lra_runs, recall, scaling
+from fastmax_lab.report.page.sections import (
+    dropout,
+    language,
+    lra,
+    lra_runs,
+    recall,
+    scaling_break_even,
+    scaling_growth,
+)
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +182,11 @@ def test_break_even_is_between_the_lengths_where_the_faster_changes() -> None:
         return {"tokens": tokens, "seconds": {"fastmax2": {"best": ours}, "vanilla": {"best": theirs}}}
 
     cells = [cell(100, 2.0, 1.0), cell(400, 4.0, 8.0)]
-    assert scaling.break_even(cells, "fastmax2", "vanilla") == pytest.approx((200, 200))
-    assert scaling.break_even(cells[1:], "fastmax2", "vanilla") == (0, 400)
-    assert scaling.break_even(cells[:1], "fastmax2", "vanilla") == (100, inf)
-    assert scaling.break_even([], "fastmax2", "vanilla") is None
-    first, last, power = scaling.growth(cells, "vanilla", 32)
+    assert scaling_break_even.break_even(cells, "fastmax2", "vanilla") == pytest.approx((200, 200))
+    assert scaling_break_even.break_even(cells[1:], "fastmax2", "vanilla") == (0, 400)
+    assert scaling_break_even.break_even(cells[:1], "fastmax2", "vanilla") == (100, inf)
+    assert scaling_break_even.break_even([], "fastmax2", "vanilla") is None
+    first, last, power = scaling_growth.growth(cells, "vanilla", 32)
     assert (first, last) == (100, 400)
     assert power == pytest.approx(1.5)
 
@@ -192,11 +200,11 @@ def test_growth_is_that_of_the_factorized_form(is_causal: bool, first: int) -> N
         {"tokens": n, "is_causal": is_causal, "seconds": {"fastmax2": {"best": t}}}
         for n, t in zip(tokens, times, strict=True)
     ]
-    begin, end, power = scaling.growth(cells, "fastmax2", 32)
+    begin, end, power = scaling_growth.growth(cells, "fastmax2", 32)
     assert (begin, end) == (8192, 65536)
     assert power == pytest.approx(1.0, abs=0.1)
-    assert scaling.growth(cells[: tokens.index(first) + 2], "fastmax2", 32)[0] == first
-    assert scaling.growth(cells[: tokens.index(first) + 1], "fastmax2", 32) == (None, None, None)
+    assert scaling_growth.growth(cells[: tokens.index(first) + 2], "fastmax2", 32)[0] == first
+    assert scaling_growth.growth(cells[: tokens.index(first) + 1], "fastmax2", 32) == (None, None, None)
 
 
 def test_older_results_may_lack_facts_of_their_machine() -> None:

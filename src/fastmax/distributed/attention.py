@@ -20,7 +20,7 @@ from fastmax.distributed.exchange import Problem, together
 from fastmax.distributed.group import group_of
 
 
-class Keywords(api.Keywords, total=False):
+class ShardedKeywords(api.Keywords, total=False):
     """The keyword arguments that the type of the result does not depend on."""
 
     check: bool
@@ -37,7 +37,7 @@ def context_parallel_attention(
     *,
     mesh: DeviceMesh | ProcessGroup | None = None,
     return_state: Literal[False] = False,
-    **options: Unpack[Keywords],
+    **options: Unpack[ShardedKeywords],
 ) -> Tensor: ...
 @overload
 def context_parallel_attention(
@@ -50,7 +50,7 @@ def context_parallel_attention(
     *,
     mesh: DeviceMesh | ProcessGroup | None = None,
     return_state: Literal[True],
-    **options: Unpack[Keywords],
+    **options: Unpack[ShardedKeywords],
 ) -> tuple[Tensor, Tensor]: ...
 def context_parallel_attention(
     query: Tensor,
@@ -129,7 +129,7 @@ def context_parallel_varlen_attention(
     *,
     mesh: DeviceMesh | ProcessGroup,
     return_state: Literal[False] = False,
-    **options: Unpack[Keywords],
+    **options: Unpack[ShardedKeywords],
 ) -> Tensor: ...
 @overload
 def context_parallel_varlen_attention(
@@ -144,7 +144,7 @@ def context_parallel_varlen_attention(
     *,
     mesh: DeviceMesh | ProcessGroup,
     return_state: Literal[True],
-    **options: Unpack[Keywords],
+    **options: Unpack[ShardedKeywords],
 ) -> tuple[Tensor, Tensor]: ...
 def context_parallel_varlen_attention(
     query: Tensor,

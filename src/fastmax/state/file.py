@@ -1,4 +1,4 @@
-"""A FastmaxState as a dictionary and as a safetensors file: written atomically, checked when read."""
+"""A FastmaxState as a dictionary, checked when read, and the dictionary of any state as a safetensors file."""
 
 import json
 import os
@@ -14,7 +14,6 @@ from fastmax.state.contents import Contents, Weighting
 from fastmax.state.recent import Recent, capacity
 
 VERSION = 1
-FORMAT = "fastmax.state"
 _OPTIONS = {"version": int, "order": int}
 TENSORS = ("sum", "sum_decay", "recent_keys", "recent_values", "recent_decays", "tokens")
 _NAMES = {*_OPTIONS, *TENSORS, "normalize", "scale"}
@@ -128,19 +127,19 @@ def _shown(x: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write the file atomically."""
+def save(state_dict: dict[str, Any], path: str | os.PathLike[str], kind: str) -> None:
+    """Write the file of a state of this kind atomically."""
     tensors = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
     metadata = {name: json.dumps(x) for name, x in state_dict.items() if not isinstance(x, Tensor)}
-    _tensor_file.write(Path(path), tensors, {"format": FORMAT, **metadata})
+    _tensor_file.write(Path(path), tensors, {"format": kind, **metadata})
 
 
-def load(path: str | os.PathLike[str], device: torch.device | str) -> dict[str, Any]:
-    """Return what `save` was given. ValueError for a file that is truncated or holds something else."""
+def load(path: str | os.PathLike[str], device: torch.device | str, kind: str) -> dict[str, Any]:
+    """Return the dictionary that `save` wrote. Raise ValueError for a file that is truncated or of another kind."""
     state: dict[str, Any]
     metadata, state = _tensor_file.read(path, device)
-    if metadata.get("format") != FORMAT:
-        raise ValueError(f"its format must be {FORMAT}, got {metadata.get('format')}")
+    if metadata.get("format") != kind:
+        raise ValueError(f"its format must be {kind}, got {metadata.get('format')}")
     for name, text in metadata.items():
         if name != "format":
             try:

@@ -1,7 +1,6 @@
 """FastmaxState: the running sum over keys for decoding, of constant size."""
 
 from collections.abc import Callable
-from os import PathLike
 from typing import Any, Self
 
 import torch
@@ -15,12 +14,13 @@ from fastmax.core import default_scale
 from fastmax.decay import wide
 from fastmax.features import feature_count
 from fastmax.state import checks, file
+from fastmax.state.batched import BatchedState
 from fastmax.state.buffer import DecodingBuffer
 from fastmax.state.contents import Contents, Weighting
 from fastmax.state.recent import Recent, capacity
 
 
-class FastmaxState(RunningState):
+class FastmaxState(BatchedState, RunningState):
     """All that attention needs of the keys so far: a sum over the older ones, the youngest beside it, and their number.
 
     `update`, `step`, `load_state_dict` and `fastmax_attention(..., state=)` change a state. All else leaves it alone and
@@ -52,6 +52,7 @@ class FastmaxState(RunningState):
     order: int | None  # None until the first call sets it, like the next two
     scale: float | Tensor | None
     normalize: bool | str | None
+    FORMAT = "fastmax.state"
     _contents: Contents | None  # None while a buffer holds them
     _buffer: DecodingBuffer | None
 
@@ -102,9 +103,7 @@ class FastmaxState(RunningState):
             num_kv_heads: heads of keys and values, Hkv.
             head_dim: channels of a key, D.
             value_dim: channels of a value, Dv; default D.
-            order: the degree of the polynomial.
-            scale: multiplies s = q̂ . k̂.
-            normalize: True, "rms" or False, as in `fastmax_attention`.
+            order: this, `scale` and `normalize` are those of `fastmax_attention`.
             dtype: of the sums, fp32 or fp64.
             device: where they are.
 
@@ -251,32 +250,6 @@ class FastmaxState(RunningState):
             contents = contents.added(younger, order)
         return FastmaxState._of(contents, order, scale, normalize)
 
-    def select(self, index: Tensor) -> "FastmaxState":
-        """Return the batch elements at `index`, (n,): any number of them, in any order, repeated or not."""
-        return self._map(lambda x: x.index_select(0, index))
-
-    def reorder(self, index: Tensor) -> "FastmaxState":
-        """Return a state of the same batch in which beam i goes on from the state of beam index[i]."""
-        if tuple(index.shape) != (self.batch,):
-            raise ValueError(
-                f"index must have one entry per batch element, shape ({self.batch},), got {tuple(index.shape)}"
-            )
-        return self.select(index)
-
-    def repeat_interleave(self, repeats: int) -> "FastmaxState":
-        """Return each batch element `repeats` times in a row, to start a beam search from."""
-        return self._map(lambda x: x.repeat_interleave(repeats, 0))
-
-    def clone(self) -> "FastmaxState":
-        """Return a copy, through which gradients flow."""
-        return self._map(Tensor.clone)
-
-    __copy__ = clone
-
-    def detach(self) -> "FastmaxState":
-        """Return a copy from which no gradient flows back."""
-        return self._map(lambda x: x.detach().clone())
-
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "FastmaxState":
         """Return a copy on another device or in another dtype, fp32 or fp64."""
         checks.sizes(self.batch, self.num_kv_heads, self.value_dim, dtype or self.dtype)
@@ -366,18 +339,6 @@ class FastmaxState(RunningState):
         checks.same("to be loaded", expected, state._describe())
         self._set(state._peek(), state.order, state.scale if self.scale is None else self.scale, state.normalize)
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write a safetensors file (needs the extra "hf"), atomically: a reader finds the old file or the new one, whole."""
-        file.save(self.state_dict(), path)
-
-    @classmethod
-    def load(cls, path: str | PathLike[str], device: torch.device | str = "cpu") -> Self:
-        """Return the state in a file that `save` wrote; ValueError if it holds anything else, or is not whole."""
-        try:
-            return cls.from_state_dict(file.load(path, device))
-        except ValueError as error:
-            raise ValueError(f"{path} does not hold a FastmaxState: {error}") from error
-
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickle and copies keep: the contents, without a decoding buffer."""
         contents = self._now() if self._buffer is None else self._buffer.snapshot()
@@ -448,9 +409,8 @@ class FastmaxState(RunningState):
         watched = not has_no_watcher(*[x for x in tensors if isinstance(x, Tensor)])
         return not watched and not torch.is_autocast_enabled(self.device.type)
 
-    def _map(self, f: Callable[[Tensor], Tensor]) -> "FastmaxState":
-        """Return a state of the same options with these tensors, which must be new."""
-        return FastmaxState._of(self._peek().map(f), self.order, self.scale, self.normalize)
+    def _map(self, f: Callable[[Tensor], Tensor]) -> Self:
+        return self._of(self._peek().map(f), self.order, self.scale, self.normalize)
 
     @property
     def _weighting(self) -> Weighting:

@@ -1,23 +1,20 @@
 """WindowState: the keys and values that a layer with a softmax window still sees while decoding."""
 
 from collections.abc import Callable
-from os import PathLike
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from fastmax import _tensor_file
 from fastmax.state import checks
+from fastmax.state.batched import BatchedState
 from fastmax.window import left_padded, windowed_softmax
 
-FORMAT = "fastmax.window_state"
 _TENSORS = {"keys", "values", "tokens"}
 _NUMBERS = {"window", "scale"}
 
 
-class WindowState:
+class WindowState(BatchedState):
     """The last W - 1 tokens of each sequence: all that softmax over a window of W tokens needs of the past.
 
         >>> layer = FastmaxAttention(64, 4, batch_first=True, window=16)
@@ -44,6 +41,7 @@ class WindowState:
     value_dim: int
     dtype: torch.dtype
     device: torch.device
+    FORMAT = "fastmax.window_state"
 
     def __init__(self, keys: Tensor, values: Tensor, tokens: Tensor, *, window: int, scale: float) -> None:
         if keys.dim() != 4 or values.dim() != 4 or keys.shape[:3] != values.shape[:3] or keys.dtype != values.dtype:
@@ -118,30 +116,6 @@ class WindowState:
         self._set(keys, values, counts, max(0, gaps))
         return o
 
-    def select(self, index: Tensor) -> Self:
-        """Return the batch elements at `index`, (n,): any number of them, in any order, repeated at will."""
-        return self._map(lambda x: x.index_select(0, index))
-
-    def reorder(self, index: Tensor) -> Self:
-        """Return `select` of as many as there are: each beam goes on from the state of beam index[i]."""
-        if tuple(index.shape) != (self.batch,):
-            raise ValueError(
-                f"index must have one entry per batch element, shape ({self.batch},), got {tuple(index.shape)}"
-            )
-        return self.select(index)
-
-    def repeat_interleave(self, repeats: int) -> Self:
-        """Return each batch element `repeats` times in a row, to start a beam search from."""
-        return self._map(lambda x: x.repeat_interleave(repeats, 0))
-
-    def clone(self) -> Self:
-        """Return a copy."""
-        return self._map(Tensor.clone)
-
-    def detach(self) -> Self:
-        """Return a copy from which no gradient flows back."""
-        return self._map(lambda x: x.detach().clone())
-
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Return a copy on another device or in another dtype."""
         return self._map(lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None, copy=True))
@@ -182,24 +156,6 @@ class WindowState:
         checks.same("to be loaded", self._describe(), other._describe())
         self._set(other._keys, other._values, other.tokens, other._gaps)
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write a safetensors file (needs the extra "hf"), atomically: a reader finds the old file or the new one, whole."""
-        entries = self.state_dict()
-        tensors = {name: entries[name] for name in _TENSORS}
-        _tensor_file.write(Path(path), tensors, {"format": FORMAT, **{name: repr(entries[name]) for name in _NUMBERS}})
-
-    @classmethod
-    def load(cls, path: str | PathLike[str], device: torch.device | str = "cpu") -> Self:
-        """Return the state of a file that `save` wrote; ValueError if it is not one, or not whole."""
-        try:
-            metadata, tensors = _tensor_file.read(path, device)
-            if metadata.get("format") != FORMAT:
-                raise ValueError(f"its format must be {FORMAT}, got {metadata.get('format')}")
-            numbers = {"window": int(metadata.get("window", "")), "scale": float(metadata.get("scale", ""))}
-            return cls.from_state_dict({**tensors, **numbers})
-        except ValueError as error:
-            raise ValueError(f"{path} does not hold a WindowState: {error}") from error
-
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self._describe().items())
         return f"WindowState(batch={self.batch}, {options}, device={self.device}, nbytes={self.nbytes})"
@@ -210,7 +166,6 @@ class WindowState:
         return {name: getattr(self, name) for name in names}
 
     def _map(self, f: Callable[[Tensor], Tensor]) -> Self:
-        """Return a state of these tensors, which must be new."""
         other = self.__class__.__new__(self.__class__)
         other.window, other.scale = self.window, self.scale
         other._set(f(self._keys), f(self._values), f(self.tokens), self._gaps)

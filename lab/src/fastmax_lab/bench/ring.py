@@ -16,7 +16,7 @@ from fastmax.features import feature_count
 
 
 @dataclass(frozen=True)
-class Layer:
+class RingLayer:
     """The shape of one attention layer and the order of its polynomial."""
 
     heads: int = 32
@@ -54,7 +54,7 @@ VALUE_BYTES = 2
 """Of a number in a key or value that a ring sends: bf16."""
 
 
-def received(layer: Layer, world: int) -> int:
+def received(layer: RingLayer, world: int) -> int:
     """Return the bytes that a rank receives in a forward pass of causal Fastmax."""
     if world == 1:
         return 0
@@ -62,18 +62,18 @@ def received(layer: Layer, world: int) -> int:
     return messages * layer.state_bytes
 
 
-def ring_received(layer: Layer, tokens: int, world: int) -> int:
+def ring_received(layer: RingLayer, tokens: int, world: int) -> int:
     """Return the bytes that a rank receives in a forward pass of ring attention: all other keys and values."""
     return (world - 1) * (tokens // world) * 2 * layer.key_heads * layer.head_dim * VALUE_BYTES
 
 
-def crossover(layer: Layer, world: int) -> int:
+def crossover(layer: RingLayer, world: int) -> int:
     """Return the number of tokens, over all ranks, from which Fastmax receives fewer bytes than a ring."""
     per_token = 2 * layer.key_heads * layer.head_dim * VALUE_BYTES * (world - 1) / world
     return round(received(layer, world) / per_token)
 
 
-def seconds(layer: Layer, machine: Machine, tokens: int, world: int) -> dict[str, float]:
+def seconds(layer: RingLayer, machine: Machine, tokens: int, world: int) -> dict[str, float]:
     """Return the seconds of one forward pass of one causal layer, on each rank."""
     shard, d = tokens / world, layer.head_dim
     state = layer.features * (d + 1)
@@ -89,7 +89,7 @@ def seconds(layer: Layer, machine: Machine, tokens: int, world: int) -> dict[str
 
 def model(tokens: tuple[int, ...], worlds: tuple[int, ...]) -> dict[str, Any]:
     """Return the tables of the page."""
-    layer = Layer()
+    layer = RingLayer()
     cells = [
         {"machine": machine.name, "tokens": n, "world": world, "seconds": seconds(layer, machine, n, world)}
         for machine in MACHINES

@@ -23,7 +23,7 @@ class Benchmark(Threads, Printing, Command):
 
     def run(self) -> None:
         self.limit_threads()
-        self.measure(type(self).__name__.lower(), self.quick)
+        self.measure(type(self).__name__.removesuffix("Benchmark").lower(), self.quick)
 
     def measure(self, name: str, *given: Any) -> None:
         """Run the benchmark module and show what it recorded."""
@@ -48,11 +48,11 @@ class Generate(Benchmark):
     """Measure generation by a model of transformers: time and memory per token, against a cache of keys and values."""
 
 
-class Dropout(Benchmark):
+class DropoutBenchmark(Benchmark):
     """Measure the cost of each dropout mode."""
 
 
-class Decay(Benchmark):
+class DecayBenchmark(Benchmark):
     """Measure the cost of forgetting, against the same call without."""
 
 

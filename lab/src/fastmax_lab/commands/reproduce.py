@@ -58,7 +58,7 @@ class Reproduce(Threads, Data, Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(Command):
+class DrawReport(Command):
     """Draw a page of the results of reproduce. Measures nothing.
 
     Example: fastmax-lab report out/quick --out page

@@ -12,7 +12,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from fastmax_lab._settings import Range, SettingError
 from fastmax_lab.commands.paths import NEW_FOLDER
 from fastmax_lab.data.files import default_folder
-from fastmax_lab.report.terminal import show
+from fastmax_lab.report.fit import show
 
 
 @dataclass(frozen=True, kw_only=True)

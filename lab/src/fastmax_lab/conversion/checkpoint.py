@@ -18,7 +18,7 @@ _WEIGHT, _BEST, _OPTIMIZER = "weight.", "best.", "optimizer."
 
 
 @dataclass
-class Position:
+class ConversionProgress:
     """The place in a conversion. Batches and rates follow from the step, so the tensors are all that is missing.
 
     `kept` is, by stage, the step whose weights did best on the batches held out so far, `best` their error.
@@ -39,7 +39,7 @@ class Position:
 def save(
     path: Path,
     recipe: Recipe,
-    position: Position,
+    position: ConversionProgress,
     model: nn.Module,
     names: Iterable[str],
     optimizer: torch.optim.Optimizer | None,
@@ -58,7 +58,9 @@ def save(
     _tensor_file.write(path, tensors, metadata)
 
 
-def load(path: Path, recipe: Recipe, model: nn.Module) -> tuple[Position, dict[str, Tensor], dict[str, Tensor]]:
+def load(
+    path: Path, recipe: Recipe, model: nn.Module
+) -> tuple[ConversionProgress, dict[str, Tensor], dict[str, Tensor]]:
     """Load the weights into the model; return the optimizer's and the best ones. Raise ValueError if they do not fit."""
     metadata, tensors = _tensor_file.read(path)
     if metadata.get("format") != FORMAT:
@@ -78,7 +80,7 @@ def load(path: Path, recipe: Recipe, model: nn.Module) -> tuple[Position, dict[s
         {key.removeprefix(kind): x for key, x in tensors.items() if key.startswith(kind)}
         for kind in (_OPTIMIZER, _BEST)
     )
-    return Position(**json.loads(metadata["position"])), state, best
+    return ConversionProgress(**json.loads(metadata["position"])), state, best
 
 
 def restore(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Tensor]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from fastmax_lab.conversion.checkpoint import Position
+from fastmax_lab.conversion.checkpoint import ConversionProgress
 from fastmax_lab.conversion.recipe import Recipe
 
 
@@ -51,7 +51,7 @@ class Conversion:
     recipe: dict[str, Any]
 
     @classmethod
-    def of(cls, model: PreTrainedModel, recipe: Recipe, position: Position) -> "Conversion":
+    def of(cls, model: PreTrainedModel, recipe: Recipe, position: ConversionProgress) -> "Conversion":
         before, after = position.errors["before"], position.errors["transfer"]
         return cls(
             model,

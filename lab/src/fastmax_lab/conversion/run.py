@@ -44,7 +44,7 @@ class ConversionRun:
         self.layers = layers.pairs(student, teacher)
         self.stages = {"transfer": recipe.transfer, "distill": recipe.distill}
         self.changed = {name for stage in self.stages.values() for name in learning(student, stage)[0]}
-        self.position = checkpoint.Position()
+        self.position = checkpoint.ConversionProgress()
         self.optimizer_state: dict[str, Tensor] = {}
         self.best: dict[str, Tensor] = {}
         if path is not None and path.exists():

@@ -11,7 +11,7 @@ import numpy as np
 T = TypeVar("T")
 
 
-class Block(NamedTuple):
+class ExampleBlock(NamedTuple):
     """Some examples: the columns of a Split, in memory."""
 
     tokens: np.ndarray
@@ -25,7 +25,7 @@ class Source:
 
     files: tuple[Path, ...]
     options: dict[str, int]
-    blocks: Callable[[], Iterator[Block]]
+    blocks: Callable[[], Iterator[ExampleBlock]]
     count: int | None = None  # how many examples are taken; None: all there are
 
 

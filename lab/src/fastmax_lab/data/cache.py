@@ -12,14 +12,14 @@ from typing import BinaryIO
 import numpy as np
 
 from fastmax_lab._progress import Progress, waiting
-from fastmax_lab.data.blocks import Block, Source
+from fastmax_lab.data.blocks import ExampleBlock, Source
 from fastmax_lab.data.drafts import draft
 from fastmax_lab.data.files import default_folder
 
 VERSION = 1
 
 
-def load(name: str, key: dict[str, str | int], source: Source, data: Path, limit: int | None) -> Block:
+def load(name: str, key: dict[str, str | int], source: Source, data: Path, limit: int | None) -> ExampleBlock:
     """Return the first `limit` examples of the source as memory-mapped arrays, from the cache if they are there."""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in source.files]
     whole: dict[str, object] = {"version": VERSION, **key, **source.options, "files": stats}
@@ -29,7 +29,7 @@ def load(name: str, key: dict[str, str | int], source: Source, data: Path, limit
     path = _path(folder, name, whole)
     if not path.exists():
         _build(path, whole, source, limit)
-    return Block(*(np.load(path / f"{column}.npy", mmap_mode="r")[:limit] for column in Block._fields))
+    return ExampleBlock(*(np.load(path / f"{column}.npy", mmap_mode="r")[:limit] for column in ExampleBlock._fields))
 
 
 def _folder(data: Path) -> Path:
@@ -56,11 +56,13 @@ def _build(path: Path, key: dict[str, object], source: Source, limit: int | None
 
 def _write(folder: Path, source: Source, limit: int | None) -> None:
     total = min(n for n in (source.count, limit, sys.maxsize) if n is not None)
-    columns: list[_Column] = []
+    columns: list[_GrowingArray] = []
     try:
         for block in _shown(source, total):
             if not columns:
-                columns = [_Column(folder / f"{n}.npy", a) for n, a in zip(Block._fields, block, strict=True)]
+                columns = [
+                    _GrowingArray(folder / f"{n}.npy", a) for n, a in zip(ExampleBlock._fields, block, strict=True)
+                ]
             left = total - columns[0].rows
             with _space(folder.parent):
                 for column, array in zip(columns, block, strict=True):
@@ -78,7 +80,7 @@ def _write(folder: Path, source: Source, limit: int | None) -> None:
                 column.file.close()
 
 
-def _shown(source: Source, total: int) -> Iterator[Block]:
+def _shown(source: Source, total: int) -> Iterator[ExampleBlock]:
     """Yield the blocks, with a progress bar if the number of examples is known."""
     if source.count is None:
         with waiting("reading the examples"):
@@ -91,7 +93,7 @@ def _shown(source: Source, total: int) -> Iterator[Block]:
             bar.show(bar.done + len(block.labels), "")
 
 
-class _Column:
+class _GrowingArray:
     """A .npy file that grows: ordinary writes, because a full disk under a memory map kills the process."""
 
     def __init__(self, path: Path, like: np.ndarray) -> None:

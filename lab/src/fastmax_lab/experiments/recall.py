@@ -40,7 +40,7 @@ class RecallRun:
     memory: tuple[float, float] = (2.0, 12.0)
 
 
-class Layer(nn.Module):
+class RecallLayer(nn.Module):
     """Attention after a short causal convolution of queries, keys and values, as recall models have, then a perceptron."""
 
     projection: Tensor | None
@@ -113,7 +113,7 @@ class Model(nn.Module):
         length = 3 * run.pairs + run.filler
         self.tokens = nn.Embedding(2 * run.names + 1, run.width)
         self.positions = nn.Parameter(torch.randn(length, run.width) * 0.02)
-        layers = [Layer(run) for _ in range(2)]
+        layers = [RecallLayer(run) for _ in range(2)]
         self.layers = nn.Sequential(*layers)
         self.head = nn.Sequential(nn.LayerNorm(run.width), nn.Linear(run.width, 2 * run.names + 1))
         nn.init.normal_(self.tokens.weight, std=0.02)

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from fastmax_lab.baselines import BaselineOptions
 from fastmax_lab.baselines.registry import attention
 from fastmax_lab.lra.config import ModelPreset
-from fastmax_lab.lra.model import Block
+from fastmax_lab.lra.model import EncoderBlock
 
 PATCH = 4
 TOKENS = (28 // PATCH) ** 2 + 1
@@ -47,7 +47,7 @@ class VisionModel(nn.Module):
         self.cls = nn.Parameter(torch.zeros(1, 1, config.dim))
         self.positions = nn.Parameter(torch.randn(TOKENS, config.dim) / sqrt(config.dim))
         self.blocks = nn.ModuleList(
-            Block(
+            EncoderBlock(
                 preset,
                 attention(
                     kind,

@@ -13,7 +13,7 @@ from fastmax_lab.baselines import BaselineOptions
 from fastmax_lab.baselines.interface import Attention
 from fastmax_lab.baselines.registry import attention
 from fastmax_lab.lra.config import ModelPreset
-from fastmax_lab.lra.layers import Dropout, Linear
+from fastmax_lab.lra.layers import QuickDropout, QuickLinear
 from fastmax_lab.lra.quirks import Quirks
 from fastmax_lab.lra.tasks import Task
 
@@ -29,8 +29,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = preset.heads
         self.inner = inner
-        self.project = Linear(preset.dim, preset.qkv * (2 if inner.shares_keys else 3))
-        self.out = Linear(preset.qkv, preset.dim)
+        self.project = QuickLinear(preset.dim, preset.qkv * (2 if inner.shares_keys else 3))
+        self.out = QuickLinear(preset.qkv, preset.dim)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         parts = self.project(x).chunk(2 if self.inner.shares_keys else 3, -1)
@@ -42,21 +42,21 @@ class SelfAttention(nn.Module):
         return result
 
 
-class Block(nn.Module):
+class EncoderBlock(nn.Module):
     """Attention, then a two-layer perceptron, each after a LayerNorm and added to its input."""
 
     def __init__(self, preset: ModelPreset, inner: Attention) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(preset.dim)
         self.attention = SelfAttention(preset, inner)
-        self.dropout = Dropout(preset.dropout)
+        self.dropout = QuickDropout(preset.dropout)
         self.mlp = nn.Sequential(
             nn.LayerNorm(preset.dim),
-            Linear(preset.dim, preset.mlp),
+            QuickLinear(preset.dim, preset.mlp),
             nn.GELU(),
-            Dropout(preset.dropout),
-            Linear(preset.mlp, preset.dim),
-            Dropout(preset.dropout),
+            QuickDropout(preset.dropout),
+            QuickLinear(preset.mlp, preset.dim),
+            QuickDropout(preset.dropout),
         )
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -91,8 +91,8 @@ class Encoder(nn.Module, SharesSequence):
             self.positions = nn.Parameter(torch.empty(length, preset.dim).normal_(std=INIT_STD))
         else:
             self.register_buffer("positions", sinusoidal(length, preset.dim), persistent=False)
-        self.dropout = Dropout(preset.dropout)
-        self.blocks = nn.ModuleList(Block(preset, make_attention(length)) for _ in range(preset.layers))
+        self.dropout = QuickDropout(preset.dropout)
+        self.blocks = nn.ModuleList(EncoderBlock(preset, make_attention(length)) for _ in range(preset.layers))
         self.norm = nn.LayerNorm(preset.dim)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:

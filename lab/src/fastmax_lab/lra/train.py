@@ -18,13 +18,12 @@ from fastmax_lab._progress import Progress, waiting
 from fastmax_lab.lra import checkpoint, tasks
 from fastmax_lab.lra.batches import check_shards, shard, take, training_rows
 from fastmax_lab.lra.checkpoint import Position
-from fastmax_lab.lra.config import Intervals, Processes
+from fastmax_lab.lra.config import Intervals, Processes, learning_rate
 from fastmax_lab.lra.evaluate import Score, batches, evaluate, load_split
 from fastmax_lab.lra.metrics import DivergedError, Metrics
 from fastmax_lab.lra.processes import Share, share
 from fastmax_lab.lra.run import RunConfig
 from fastmax_lab.lra.run_folder import exclusive
-from fastmax_lab.lra.schedule import learning_rate
 from fastmax_lab.lra.tasks import Split
 
 Watch = Callable[[int, str], None]

@@ -1,14 +1,28 @@
 """The fit of text to a width: prose is wrapped, tables that are too wide are set again or in parts."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import groupby
+from shutil import get_terminal_size
 from textwrap import wrap
 
 PROSE = 24
 """Cells longer than this are wrapped; shorter ones, numbers with their units among them, stay whole."""
 
 GAP = 2
+
+
+def show(report: str) -> None:
+    """Print a report: by rich in a terminal if it is installed, else as plain text; as wide as there is room."""
+    if sys.stdout.isatty() and find_spec("rich") is not None:
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        Console().print(Markdown(report))
+    else:
+        print(fit(report, get_terminal_size().columns))
 
 
 def fit(report: str, width: int) -> str:

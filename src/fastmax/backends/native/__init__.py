@@ -6,7 +6,7 @@ from torch import Tensor
 from fastmax.backends.native import abi
 from fastmax.backends.native.decode import can_step, prepare_step
 from fastmax.backends.native.packed_call import PackedCall, in_rows
-from fastmax.backends.native.prepared import Prepared
+from fastmax.backends.native.prepared import NativeCall
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.decay import log_decay_grads, rows_part
 from fastmax.plan import RULE, Plan, dense_costs_too_much
@@ -95,7 +95,7 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     return out
 
 
-def prepare(call: Call) -> Prepared | None:
+def prepare(call: Call) -> NativeCall | None:
     """Return a call for q, k and v of these shapes and strides. Return None if the call has other tensors."""
     plain = call.key_mask is call.head_scale is call.state_in is call.cu_seqlens_q is None
     if not plain or call.options.return_state:
@@ -104,4 +104,4 @@ def prepare(call: Call) -> Prepared | None:
         if x.stride(3) != 1 and x.shape[3] != 1:
             return None
     o, g, _ = call.new_outputs()
-    return Prepared.of(call, PackedCall(call, RULE, o, g, has_state=False), o, g)
+    return NativeCall.of(call, PackedCall(call, RULE, o, g, has_state=False), o, g)

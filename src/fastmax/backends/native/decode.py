@@ -19,7 +19,7 @@ def can_step(device: torch.device, order: int, head_dim: int, value_dim: int) ->
     )
 
 
-class PreparedStep:
+class NativeStep:
     """A step on these buffers, for tokens of the shapes, strides and dtypes of these: all but addresses is packed."""
 
     def __init__(
@@ -53,19 +53,10 @@ class PreparedStep:
         }  # fmt: skip
         # packed once; a step inserts its numbers
         self._words = abi.STEP.pack(
-            type=abi.TYPES[recent_k.dtype],
-            batch=batch,
-            query_heads=query_heads,
-            key_heads=key_heads,
-            head_dim=head_dim,
-            value_dim=value_dim,
-            order=order,
-            normalize=abi.NORMALIZATIONS[normalize],
-            recent_capacity=recent_k.shape[2],
-            scale=scale,
-            eps=EPS,
-            **{name: x.data_ptr() for name, x in self._buffers.items() if x is not None},
-        )
+            type=abi.TYPES[recent_k.dtype], batch=batch, query_heads=query_heads, key_heads=key_heads, head_dim=head_dim,
+            value_dim=value_dim, order=order, normalize=abi.NORMALIZATIONS[normalize], recent_capacity=recent_k.shape[2],
+            scale=scale, eps=EPS, **{name: x.data_ptr() for name, x in self._buffers.items() if x is not None},
+        )  # fmt: skip
         self._address, _ = self._words.buffer_info()
         o = torch.empty(self._shape, dtype=v.dtype, device="cpu")
         for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("log_decay", log_decay)):
@@ -104,4 +95,4 @@ class PreparedStep:
         return o
 
 
-prepare_step = PreparedStep
+prepare_step = NativeStep

@@ -23,23 +23,12 @@ class PackedCall:
         if call.cu_seqlens_k is None:
             self.uniform = _form(call, plan, queries, keys, has_state or drops_features)
         self.words = abi.CALL.pack(
-            type=abi.TYPES[g.dtype],
-            batch=batch,
-            query_heads=query_heads,
-            key_heads=key_heads,
-            queries=queries,
-            keys=keys,
-            head_dim=head_dim,
-            value_dim=value_dim,
-            order=options.order,
-            is_causal=options.is_causal,
-            normalize=abi.NORMALIZATIONS[options.normalize],
-            chunk=_chunk(call, plan, drops_features),
-            sequences=-1 if call.cu_seqlens_k is None else call.cu_seqlens_k.shape[0] - 1,
-            form=self.uniform,
-            scale=call.scale,
-            eps=EPS,
-        )
+            type=abi.TYPES[g.dtype], batch=batch, query_heads=query_heads, key_heads=key_heads, queries=queries, keys=keys,
+            head_dim=head_dim, value_dim=value_dim, order=options.order, is_causal=options.is_causal,
+            normalize=abi.NORMALIZATIONS[options.normalize], chunk=_chunk(call, plan, drops_features),
+            sequences=-1 if call.cu_seqlens_k is None else call.cu_seqlens_k.shape[0] - 1, form=self.uniform,
+            scale=call.scale, eps=EPS,
+        )  # fmt: skip
         for name, x in (("q", call.q), ("k", call.k), ("v", call.v), ("o", o), ("g", g), ("log_decay", call.log_decay)):
             self.put(name, x)
         self.point("state_in", call.state_in)

@@ -16,7 +16,7 @@ _Q, _K, _V, _O, _G, _DECAY, _STATE_IN, _STATE_OUT, _IS_TOTAL = (
 
 
 @dataclass(frozen=True)
-class Prepared:
+class NativeCall:
     """The words of a call without other tensors than q, k, v and log_decay. The addresses in them are overwritten."""
 
     options: Options
@@ -29,11 +29,11 @@ class Prepared:
     total_shape: tuple[int, ...] | None  # of the sum over keys, where the backward pass is spared it
 
     @staticmethod
-    def of(call: Call, packed: PackedCall, o: Tensor, g: Tensor) -> "Prepared":
+    def of(call: Call, packed: PackedCall, o: Tensor, g: Tensor) -> "NativeCall":
         library = abi.load()
         assert not isinstance(library, str), library
         heads_inside = o.stride(1) < o.stride(2)
-        return Prepared(
+        return NativeCall(
             options=call.options,
             library=library,
             words=packed.words,

@@ -11,15 +11,9 @@
     configure(model, windows={"model.layers.*[13579].*": 64})               # softmax over 64 tokens in every second layer
     model.save_pretrained(path)                                             # all of it comes back with from_pretrained
 
-Where things are. `attention_modules(model)` yields the name and the module of every attention. After `configure` each has
-a child `module.fastmax`, an `AttentionParameters`, with
-
-    .options        AttentionOptions(order, normalize, scale, learn_scale, decay, memory, window, dropout_mode, backend)
-    .head_scale     (Hq,) parameter if learn_scale, else None
-    .gate           ForgetGate if decay, else None: log_decay = gate(values of the token, (B, N, Hkv * Dv))
-
-so that state_dict has `<module>.fastmax.head_scale`, `.fastmax.gate.bias` and `.fastmax.gate.weight`. The attention
-function reads them at every call; a model that was not configured has no such child and runs with the defaults.
+`attention_modules(model)` yields the name and the module of every attention. After `configure` each has a child
+`module.fastmax`, an `AttentionParameters`. The attention function reads it at every call; a model that was not configured
+has no such child and runs with the defaults.
 """
 
 from fastmax.integrations.transformers.cache import FastmaxCache

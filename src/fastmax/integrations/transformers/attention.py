@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from fastmax.api import fastmax_attention, fastmax_varlen_attention
@@ -13,6 +12,7 @@ from fastmax.integrations.transformers.cache_layer import FastmaxLayer, empty_st
 from fastmax.integrations.transformers.modules import is_rotary
 from fastmax.integrations.transformers.options import AttentionOptions, parameters_of
 from fastmax.nn.options import layer_scale
+from fastmax.window import windowed_softmax
 
 
 def attend(
@@ -46,7 +46,11 @@ def attend(
     cached = FastmaxLayer.of(key, value)
     if options.window is not None:
         record.note(module, record.WINDOW)
-        o = _windowed_softmax(query, key, value, keys, causal, scaling, dropout, options.window, cached)
+        if cached is not None:
+            key, value, keys = cached.extend_window(key, value, keys, options.window)
+        o = windowed_softmax(
+            query, key, value, keys, window=options.window, is_causal=causal, scale=scaling, dropout_p=dropout
+        )
         return o.transpose(1, 2).contiguous(), None
     child = parameters_of(module)
     log_decay = None if child is None else child.log_decay(value)
@@ -166,28 +170,3 @@ def _whole(
         **options,
     )
     return o
-
-
-def _windowed_softmax(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    keys: Tensor | None,
-    causal: bool,
-    scaling: float | None,
-    dropout: float,
-    window: int,
-    cached: FastmaxLayer | None,
-) -> Tensor:
-    """Attend to the keys less than `window` tokens away, the query's own included; of a cache, to the last tokens only.
-
-    (B, Hq, Nq, D), (B, Hkv, Nk, D or Dv) -> (B, Hq, Nq, Dv). `keys`, (B, Nk), is True where a key counts.
-    """
-    if cached is not None:
-        key, value, keys = cached.extend_window(key, value, keys, window)
-    first = key.shape[2] - query.shape[2]  # the queries are those of the last keys
-    i = torch.arange(first, key.shape[2], device=query.device)[:, None]
-    j = torch.arange(key.shape[2], device=query.device)
-    near = (i - j < window) & (j <= i) if causal else (i - j).abs() < window
-    mask = near if keys is None else near & keys[:, None, None]
-    return scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling, enable_gqa=True)

@@ -35,17 +35,11 @@ def configure(
 
     Args:
         model: of any architecture that uses transformers' attention interface; changed in place.
-        order: the degree of the polynomial, 1 to 4.
-        normalize: True standardizes queries and keys, "rms" divides by their root mean square, False leaves them. Default:
-            "rms" in modules that apply rotary positions, which it commutes with, True in others.
-        scale: multiplies s = q̂ . k̂; default 1 / sqrt(D), 1 / D for odd orders (with normalize=False the module's own).
-        learn_scale: learn one scale per query head, from `scale` on: `fastmax.head_scale`.
-        decay: forget: "gated" by a linear map of the token's values, "learned" by one rate per head; a child module
-            `fastmax.gate`. Cross attention never decays.
-        memory: where the decays start: head by head from a reach of 2^memory[0] tokens to one of 2^memory[1].
+        order: this and all options that are not named here are those of `FastmaxAttention`.
+        normalize: default "rms" in modules that apply rotary positions, which it commutes with, True in others.
+        scale: default 1 / sqrt(D), 1 / D for odd orders (with normalize=False the module's own).
+        decay: "gated" by a linear map of the token's values. Cross attention never decays.
         windows: layers that keep softmax, by name or pattern, with the number of the last tokens that they see.
-        dropout_mode: as in `fastmax_attention`.
-        backend: as in `fastmax_attention`.
         layers: the layers that get Fastmax with these options: a name as `attention_modules` lists them, a pattern like
             "model.layers.[02].*" (`*` matches dots too), or several of these. Default: all but those with a window.
             Layers that neither this nor `windows` chooses keep the options of an earlier call, or get the defaults.

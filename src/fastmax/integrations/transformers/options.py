@@ -32,18 +32,7 @@ class AttentionOptions:
     backend: str = "auto"
 
     def __post_init__(self) -> None:
-        LayerOptions(
-            order=self.order,
-            scale=self.scale,
-            normalize=self.normalize,
-            decay=self.decay,
-            memory=self.memory,
-            dropout_mode=self.dropout_mode,
-        )
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be a positive number of tokens or None, got {self.window}")
-        if self.window is not None and (self.learn_scale or self.decay is not None):
-            raise ValueError("a layer with a window keeps softmax: learn_scale and decay are for layers without")
+        LayerOptions(**vars(self))  # which checks them
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options for JSON, with lists instead of tuples."""
@@ -93,13 +82,10 @@ class AttentionParameters(nn.Module):
         scales = torch.full((heads,), start, device=device, dtype=dtype) if options.learn_scale else None
         self.register_parameter("head_scale", None if scales is None else nn.Parameter(scales))
         value_dim = head_dim if value_dim is None else value_dim
-        self.gate = (
-            None
-            if options.decay is None
-            else ForgetGate(
-                kv_heads * value_dim, kv_heads, options.memory, kind=options.decay, device=device, dtype=dtype
-            )
-        )
+        self.gate = None
+        if options.decay is not None:
+            width = kv_heads * value_dim
+            self.gate = ForgetGate(width, kv_heads, options.memory, kind=options.decay, device=device, dtype=dtype)
 
     def log_decay(self, value: Tensor) -> Tensor | None:
         """Return the decay of every token alone, (B, Hkv, N, Dv) -> (B, Hkv, N) or (Hkv, 1)."""

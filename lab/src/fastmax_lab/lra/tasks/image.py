@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fastmax_lab.data import archives, files
-from fastmax_lab.data.blocks import Block, Source
+from fastmax_lab.data.blocks import ExampleBlock, Source
 from fastmax_lab.data.registry import DataSet, Remote
 from fastmax_lab.lra import harnesses
 from fastmax_lab.lra.config import ModelPreset, TrainPreset
@@ -75,7 +75,7 @@ def grey(rgb: np.ndarray) -> np.ndarray:
     return levels
 
 
-def _blocks(images: tuple[np.ndarray, np.ndarray], split: str, length: int) -> Iterator[Block]:
+def _blocks(images: tuple[np.ndarray, np.ndarray], split: str, length: int) -> Iterator[ExampleBlock]:
     labels, planes = images
     train = len(labels) * 9 // 10
     part = {"train": slice(None, train), "val": slice(train, None), "test": slice(None)}[split]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fastmax_lab.data import files
-from fastmax_lab.data.blocks import Block, Source, batches
+from fastmax_lab.data.blocks import ExampleBlock, Source, batches
 from fastmax_lab.data.registry import BY_HAND, DataSet
 from fastmax_lab.lra import harnesses
 from fastmax_lab.lra.generators import listops as listops_trees
@@ -72,20 +72,20 @@ def tokenize(expression: bytes) -> bytes:
     return tokens
 
 
-def _generated(seed: int, split: str, length: int) -> Iterator[Block]:
+def _generated(seed: int, split: str, length: int) -> Iterator[ExampleBlock]:
     """Yield generated blocks. Lengths range from a quarter of the longest to the longest, as officially."""
     rng = np.random.default_rng([seed, list(SIZES).index(split)])
     for batch in listops_trees.generate(rng, length // 4, length):
-        yield Block(*batch)
+        yield ExampleBlock(*batch)
 
 
-def _official(path: Path, length: int) -> Iterator[Block]:
+def _official(path: Path, length: int) -> Iterator[ExampleBlock]:
     """Yield the official blocks without expressions longer than `length`: a cut expression has no value."""
     for rows in batches(_rows(path, length)):
         lengths = np.array([len(tokens) for tokens, _ in rows], np.int32)
         tokens = np.zeros((len(rows), length), np.uint8)
         tokens[np.arange(length) < lengths[:, None]] = np.frombuffer(b"".join(t for t, _ in rows), np.uint8)
-        yield Block(tokens, lengths, np.array([label for _, label in rows], np.int64))
+        yield ExampleBlock(tokens, lengths, np.array([label for _, label in rows], np.int64))
 
 
 def _rows(path: Path, length: int) -> Iterator[tuple[bytes, int]]:

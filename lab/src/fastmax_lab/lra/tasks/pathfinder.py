@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from fastmax_lab.data import files
-from fastmax_lab.data.blocks import Block, Source, batches
+from fastmax_lab.data.blocks import ExampleBlock, Source, batches
 from fastmax_lab.data.registry import BY_HAND, DataSet
 from fastmax_lab.lra import harnesses
 from fastmax_lab.lra.config import ModelPreset, TrainPreset
@@ -60,13 +60,13 @@ def source(data: Path, split: str, length: int, seed: int) -> Source:
     return Source((), {"seed": seed, "recipe": 1}, lambda: _generated(seed, split, length), SIZES[split])
 
 
-def _generated(seed: int, split: str, length: int) -> Iterator[Block]:
+def _generated(seed: int, split: str, length: int) -> Iterator[ExampleBlock]:
     rng = np.random.default_rng([seed, list(SIZES).index(split)])
     for images, labels in pathfinder_images.generate(rng):
         yield pixels.block(images, labels, length)
 
 
-def _official(folder: Path, lists: list[Path], split: str, length: int) -> Iterator[Block]:
+def _official(folder: Path, lists: list[Path], split: str, length: int) -> Iterator[ExampleBlock]:
     """Yield the official blocks: in the order of the lists, 80 % for training, 10 % for validation, 10 % for the test."""
     rows = [row for path in lists for row in _listed(folder, path)]
     first, second = len(rows) * 8 // 10, len(rows) * 9 // 10

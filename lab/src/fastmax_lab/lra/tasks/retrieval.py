@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fastmax_lab.data import files
-from fastmax_lab.data.blocks import Block, Source, batches, pack
+from fastmax_lab.data.blocks import ExampleBlock, Source, batches, pack
 from fastmax_lab.data.registry import BY_HAND, DataSet
 from fastmax_lab.lra import harnesses
 from fastmax_lab.lra.tasks.interface import PaperColumn, Task
@@ -55,11 +55,11 @@ def source(data: Path, split: str, length: int, seed: int) -> Source:  # noqa: A
     return Source((docs, pairs), {}, lambda: _blocks(_compact(docs, pairs, part, length), length))
 
 
-def _blocks(rows: Iterator[Pair], length: int) -> Iterator[Block]:
+def _blocks(rows: Iterator[Pair], length: int) -> Iterator[ExampleBlock]:
     for batch in batches(rows):
         tokens, lengths = pack([text for _, first, second in batch for text in (first, second)], length)
         labels = np.array([label for label, _, _ in batch], np.int64)
-        yield Block(tokens.reshape(-1, 2, length), lengths.reshape(-1, 2), labels)
+        yield ExampleBlock(tokens.reshape(-1, 2, length), lengths.reshape(-1, 2), labels)
 
 
 def _official(path: Path) -> Iterator[Pair]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fastmax_lab.data import archives, files
-from fastmax_lab.data.blocks import Block, Source, batches, pack
+from fastmax_lab.data.blocks import ExampleBlock, Source, batches, pack
 from fastmax_lab.data.registry import DataSet, Remote
 from fastmax_lab.lra import harnesses
 from fastmax_lab.lra.tasks.interface import PaperColumn, Task
@@ -65,10 +65,10 @@ def source(data: Path, split: str, length: int, seed: int) -> Source:  # noqa: A
     return Source(parts, {}, lambda: _blocks(_official(path, part), length))
 
 
-def _blocks(reviews: Iterator[tuple[int, bytes]], length: int) -> Iterator[Block]:
+def _blocks(reviews: Iterator[tuple[int, bytes]], length: int) -> Iterator[ExampleBlock]:
     for batch in batches(reviews):
         tokens, lengths = pack([text for _, text in batch], length)
-        yield Block(tokens, lengths, np.array([label for label, _ in batch], np.int64))
+        yield ExampleBlock(tokens, lengths, np.array([label for label, _ in batch], np.int64))
 
 
 def _compact(path: Path) -> Iterator[tuple[int, bytes]]:

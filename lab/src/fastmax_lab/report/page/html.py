@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fastmax_lab.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Block, Chart, Claim, Finding, Section, Table
+from fastmax_lab.report.page.parts import (
+    AGREES,
+    DIFFERS,
+    OPEN,
+    PARTLY,
+    Chart,
+    Claim,
+    Finding,
+    PageBlock,
+    Section,
+    Table,
+)
 from fastmax_lab.report.page.results import Results
 from fastmax_lab.report.page.words import MEANINGS, listed
 
@@ -133,7 +144,7 @@ def _section(one: Section, drawn: dict[str, str]) -> str:
     return f'<section id="{one.name}"><h2>{escape(one.title)}</h2><p>{escape(one.intro)}</p>{"".join(blocks)}</section>'
 
 
-def _block(block: Block, drawn: dict[str, str]) -> str:
+def _block(block: PageBlock, drawn: dict[str, str]) -> str:
     figures = "".join(_chart(chart, drawn[chart.name]) for chart in block.charts)
     inside = f'<div class="charts">{figures}</div>' if figures else ""
     inside += "".join(_finding(one) for one in block.findings if one.text)

@@ -96,7 +96,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Block:
+class PageBlock:
     """Charts that belong together, a sentence on them, tables; folded away where they are many."""
 
     title: str = ""
@@ -113,7 +113,7 @@ class Section:
     name: str
     title: str
     intro: str = ""
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[PageBlock, ...] = ()
     claims: tuple[Claim, ...] = ()
     headline: str = ""
     data: dict[str, Any] = field(default_factory=dict)

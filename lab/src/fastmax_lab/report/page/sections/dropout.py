@@ -9,9 +9,9 @@ from fastmax_lab.report.page.parts import (
     DIFFERS,
     OPEN,
     PARTLY,
-    Block,
     Chart,
     Claim,
+    PageBlock,
     Section,
     Series,
     Table,
@@ -46,7 +46,7 @@ def section(results: Results) -> Section:
     charts = tuple(chart(measurements, rate) for rate in rates)
     claims = claims_of(measurements)
     findings = tuple(claim.finding for claim in claims)
-    return Section(NAME, TITLE, intro, (Block("", charts, findings, (table,)),), claims, _headline(table))
+    return Section(NAME, TITLE, intro, (PageBlock("", charts, findings, (table,)),), claims, _headline(table))
 
 
 def _setup(measurement: Measurement) -> Hashable:

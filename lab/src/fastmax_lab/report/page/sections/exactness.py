@@ -7,10 +7,10 @@ from fastmax_lab.report.page.parts import (
     AGREES,
     DIFFERS,
     PARTLY,
-    Block,
     Chart,
     Claim,
     Finding,
+    PageBlock,
     Section,
     Series,
     Table,
@@ -30,7 +30,7 @@ SAVED = ("Section 2.5", "Custom gradients reduce what is stored from O(N D²), m
 
 def section(results: Results) -> Section:
     measurements = results.get(NAME, [])
-    blocks: list[Block] = []
+    blocks: list[PageBlock] = []
     claims: list[Claim] = []
     headline = ""
     error = one(measurements, "error")
@@ -55,7 +55,7 @@ def section(results: Results) -> Section:
     )
 
 
-def _error(measurement: Measurement) -> Block:
+def _error(measurement: Measurement) -> PageBlock:
     rows = measurement.values["rows"]
     names = list(rows[0]["errors"])
     series = [
@@ -83,10 +83,10 @@ def _error(measurement: Measurement) -> Block:
         f"The error of Fastmax2 is at most {worst:.1f} times that of PyTorch's softmax attention at the same N: it is the "
         "same function as the N × N matrix of its definition, not an approximation of it."
     )
-    return Block("Error over N", (chart,), (Finding(text),), (table,))
+    return PageBlock("Error over N", (chart,), (Finding(text),), (table,))
 
 
-def _bound(measurement: Measurement) -> Block:
+def _bound(measurement: Measurement) -> PageBlock:
     rows = measurement.values["rows"]
     n = tuple(r["tokens"] for r in rows)
     series = [
@@ -106,7 +106,7 @@ def _bound(measurement: Measurement) -> Block:
         True,
         2,
     )
-    return Block("The gradient bound", (chart,), (_bound_claim(measurement).finding,))
+    return PageBlock("The gradient bound", (chart,), (_bound_claim(measurement).finding,))
 
 
 def _bound_claim(measurement: Measurement) -> Claim:
@@ -142,7 +142,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share == 0 or share >= 0.01 else f"{100 * share:.1g} %"
 
 
-def _negative(measurement: Measurement) -> Block:
+def _negative(measurement: Measurement) -> PageBlock:
     rows = measurement.values["rows"]
     table = Table(
         "exactness-negative", ("Gaussian queries and keys, N = 64: shares of negative weights, and of denominators that "
@@ -155,7 +155,7 @@ def _negative(measurement: Measurement) -> Block:
         ("", "", "", ".2f", ".2f", ".2f"),
     )  # fmt: skip
     claim = _negative_claim(measurement)
-    return Block("Negative weights", (), (claim.finding,), (table,))
+    return PageBlock("Negative weights", (), (claim.finding,), (table,))
 
 
 def _negative_claim(measurement: Measurement) -> Claim:
@@ -175,7 +175,7 @@ def _negative_claim(measurement: Measurement) -> Claim:
     return Claim(*VALID, DIFFERS if even else PARTLY if odd else AGREES, text)
 
 
-def _saved(measurement: Measurement) -> Block:
+def _saved(measurement: Measurement) -> PageBlock:
     rows = measurement.values["rows"]
     columns = ("N", "mask", "custom gradient, KiB", "plain autograd, KiB", "ratio")
     lines = []
@@ -185,7 +185,7 @@ def _saved(measurement: Measurement) -> Block:
     title = f"Bytes kept from forward for backward, one head of {rows[0]['head_dim']}, order 2"
     table = Table("exactness-saved", title, columns, tuple(lines), (",", "", ",.0f", ",.0f", ".1f"))
     claim = _saved_claim(measurement)
-    return Block("Memory of the gradient", (), (claim.finding,), (table,))
+    return PageBlock("Memory of the gradient", (), (claim.finding,), (table,))
 
 
 def _saved_claim(measurement: Measurement) -> Claim:

@@ -6,10 +6,10 @@ from fastmax_lab.report.page.parts import (
     DIFFERS,
     OPEN,
     PARTLY,
-    Block,
     Chart,
     Claim,
     Finding,
+    PageBlock,
     Section,
     untested,
 )
@@ -52,7 +52,7 @@ def section(results: Results) -> Section:
             told = Finding(words + why, verdict, SAME[1])
         said += [words] if words else []
         notes = (told, Finding(edges(runs)))
-        blocks.append(Block(f"{where}, {found[0].settings['steps']} steps", (chart,), notes, (table,)))
+        blocks.append(PageBlock(f"{where}, {found[0].settings['steps']} steps", (chart,), notes, (table,)))
     headline = f"language: {said[0]}" if said else ""
     return Section(NAME, TITLE, _intro(measurements), tuple(blocks), (claim_of(judged),), headline)
 

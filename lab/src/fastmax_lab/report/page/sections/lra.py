@@ -11,10 +11,10 @@ from fastmax_lab.report.page.parts import (
     DIFFERS,
     OPEN,
     PARTLY,
-    Block,
     Chart,
     Claim,
     Finding,
+    PageBlock,
     Section,
     Series,
     Table,
@@ -65,15 +65,15 @@ def section(results: Results) -> Section:
         tables.append(longer_runs(longer, measurements))
     findings = (equal.finding, *guessing(every), Finding(paper.WARNING))
     blocks = [
-        Block("Test accuracy", (), findings, (*tables, budgets(every))),
-        Block("Training loss against steps", tuple(charts(measurements)), (by_steps.finding,)),
+        PageBlock("Test accuracy", (), findings, (*tables, budgets(every))),
+        PageBlock("Training loss against steps", tuple(charts(measurements)), (by_steps.finding,)),
     ]
     if time is not None:
         found = (by_clock.finding, Finding(lra_time.HOW))
         accuracy_charts = tuple(lra_time.charts(measurements, longer, pace))
-        blocks.append(Block("Accuracy against wall clock", accuracy_charts, found, (time,)))
+        blocks.append(PageBlock("Accuracy against wall clock", accuracy_charts, found, (time,)))
         again = Finding("The training losses once more, every step at the pace of its own attention.")
-        blocks.append(Block("Training loss against wall clock", tuple(charts(measurements, pace)), (again,)))
+        blocks.append(PageBlock("Training loss against wall clock", tuple(charts(measurements, pace)), (again,)))
     return Section(
         NAME, TITLE, _intro(every), tuple(blocks), (equal, by_steps, by_clock), f"accuracy: {equal.evidence}"
     )

@@ -3,7 +3,7 @@
 from math import sqrt
 
 from fastmax_lab.measurements import Measurement
-from fastmax_lab.report.page.parts import Block, Chart, Finding, Section, Table
+from fastmax_lab.report.page.parts import Chart, Finding, PageBlock, Section, Table
 from fastmax_lab.report.page.results import Results, group
 from fastmax_lab.report.page.tuned import Tuned, compared, dots, edges, tuned
 
@@ -32,7 +32,7 @@ def section(results: Results) -> Section:
         said += [words] if words else []
         notes = (Finding(words), Finding(edges(runs)))
         title = f"{task}, {s['length']} tokens, {s['steps']:,} steps of {s['batch']} examples"
-        blocks.append(Block(title, (chart,), notes, (table,)))
+        blocks.append(PageBlock(title, (chart,), notes, (table,)))
     intro = (
         "The encoder of the preset on sequences that are shorter than the benchmark's, so that every setting has three "
         "learning rates, chosen by dev accuracy with seed 0, and three seeds. The dotted line is softmax. Weights fade in "

@@ -11,10 +11,10 @@ from fastmax_lab.report.page.parts import (
     DIFFERS,
     OPEN,
     PARTLY,
-    Block,
     Chart,
     Claim,
     Finding,
+    PageBlock,
     Section,
     Series,
     Table,
@@ -62,7 +62,7 @@ def section(results: Results) -> Section:
     for rate, found in sorted(group(measurements, lambda d: d.settings["attention_dropout"]).items()):
         kind = f"attention dropout {rate:g}"
         blocks.append(
-            Block(
+            PageBlock(
                 kind[0].upper() + kind[1:],
                 (),
                 (_finding(found),),
@@ -77,7 +77,9 @@ def section(results: Results) -> Section:
             "to the peak memory of a step. vanilla has the accuracy of softmax, which is the same function. Tasks of unequal "
             "steps have no mean."
         )
-        blocks.append(Block("Speed against accuracy; the area of a circle is memory", tuple(circles), (Finding(said),)))
+        blocks.append(
+            PageBlock("Speed against accuracy; the area of a circle is memory", tuple(circles), (Finding(said),))
+        )
     claim = _claim(measurements)
     return Section(NAME, TITLE, intro, tuple(blocks), (claim,), f"speed: {claim.evidence}")
 

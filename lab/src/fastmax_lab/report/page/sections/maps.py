@@ -11,10 +11,10 @@ from fastmax_lab.report.page.parts import (
     DIFFERS,
     OPEN,
     PARTLY,
-    Block,
     Chart,
     Claim,
     Finding,
+    PageBlock,
     Section,
     Series,
     Table,
@@ -61,8 +61,8 @@ def section(results: Results) -> Section:
     local, learns = local_claim(measurements), learns_claim(measurements)
     findings = (local.finding, learns.finding)
     blocks = (
-        Block("Softmax beside Fastmax2", panels(measurements), (Finding(CHOSEN),)),
-        Block("Locality of every head", charts, findings, (table, heads(measurements))),
+        PageBlock("Softmax beside Fastmax2", panels(measurements), (Finding(CHOSEN),)),
+        PageBlock("Locality of every head", charts, findings, (table, heads(measurements))),
     )
     return Section(NAME, TITLE, intro, blocks, (local, learns), f"maps: {local.evidence}", explorer(measurements))
 

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 
 from fastmax_lab.measurements import Measurement
-from fastmax_lab.report.page.parts import Block, Chart, Finding, Section, Series, Table
+from fastmax_lab.report.page.parts import Chart, Finding, PageBlock, Section, Series, Table
 from fastmax_lab.report.page.results import Results, group, spread
 from fastmax_lab.report.page.words import listed
 
@@ -29,7 +29,7 @@ def section(results: Results) -> Section:
     charts = tuple(chart(found, d) for d, found in sorted(group(near, _head_dim).items()))
     text = found_by_heads(near) if near else ""
     findings = (Finding(f"{text}. The paper has no such experiment." if text else ""), Finding(falls(near)))
-    block = Block("", charts, findings, (table(measurements),))
+    block = PageBlock("", charts, findings, (table(measurements),))
     return Section(NAME, TITLE, intro, (block,), (), f"recall: {text}" if text else "")
 
 
