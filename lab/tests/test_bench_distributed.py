@@ -23,7 +23,7 @@ def measured(group: ProcessGroup, tokens: int) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_a_cell_is_what_the_model_says(pool: Pool) -> None:
-    layer = ring.Layer(distributed.HEADS, distributed.HEADS, distributed.HEAD_DIM)
+    layer = ring.RingLayer(distributed.HEADS, distributed.HEADS, distributed.HEAD_DIM)
     statement = (SIZE - 1) * 4 * 8
     for cell in pool.run(SIZE, measured, 64):
         assert cell["received"] == 2 * ring.received(layer, SIZE) + statement, "forward, backward and the comparison"
@@ -47,7 +47,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_the_cost_model() -> None:
-    layer = ring.Layer()
+    layer = ring.RingLayer()
     assert layer.state_bytes == 4 * 8 * 2145 * 65
     assert [ring.received(layer, world) // layer.state_bytes for world in (1, 2, 4, 8, 1024)] == [0, 1, 3, 4, 11]
     for world in (2, 8, 1024):

@@ -108,7 +108,7 @@ def cell(world: int, tokens: int, rounds: int) -> dict[str, Any]:
         wall.append(time.perf_counter() - start)
     with Traffic(world) as traffic:
         step()
-    layer = ring.Layer(HEADS, HEADS, HEAD_DIM)
+    layer = ring.RingLayer(HEADS, HEADS, HEAD_DIM)
     return {
         "seconds": statistics.median(wall),
         "processor_seconds": statistics.median(busy),
