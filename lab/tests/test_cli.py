@@ -202,6 +202,20 @@ def test_shares_and_the_rule() -> None:
     assert kernel_report.rule([]) == "Rule: no cell has both forms."
 
 
+def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # as Python starts where it is closed
+    assert cli.main(["data", "list"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("/dev/full").open("w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert cli.main(["data", "list"]) == 1
+    assert capsys.readouterr().err == "fastmax-lab: standard output: No space left on device\n"
+
+
 @pytest.mark.parametrize("out", ["folder", "file/d.jsonl", "link", "/proc/self/comm"])
 def test_a_file_that_cannot_be_written_is_refused_before_measuring(
     out: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

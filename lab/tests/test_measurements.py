@@ -1,15 +1,17 @@
 """Measurements come back from their file as they were, whoever writes beside them."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab.tests.records import record
 
-from fastmax_lab.measurements import Measurement, append, command_line, measured_here, read, slug
+from fastmax_lab.measurements import Measurement, Recorder, append, command_line, measured_here, read, slug
 
 ONE = record({"tokens": 256, "rates": [0.1]}, {"seconds": {"best": 1.5e-05, "paired": None}, "name": "D = 64, ½"})
 
@@ -55,6 +57,42 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
         process.join()
         assert process.exitcode == 0
     assert {one.name for one in read(path)} == {f"{process}-{number}" for process in range(2) for number in range(20)}
+
+
+def read_lines(path: Path, pipe: Any) -> None:
+    with path.open() as lines:
+        pipe.send([json.loads(line)["name"] for line in lines])
+
+
+def test_a_pipe_gets_every_record(tmp_path: Path) -> None:
+    """Its reader sees one text of them, and nothing is read from it."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    context = get_context("spawn")
+    found, pipe = context.Pipe(duplex=False)
+    reader = context.Process(target=read_lines, args=(path, pipe))
+    reader.start()
+    recorder = Recorder("bench", path)
+    for name in ("one", "two"):
+        recorder.add(name, {}, {})
+    os.close(recorder._pipe)
+    assert found.recv() == ["one", "two"]
+    reader.join()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_device_is_named_and_not_read() -> None:
+    """It would give zeros without end."""
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        Recorder("bench", Path("/dev/full")).add("one", {}, {})
+
+
+def test_a_file_of_anything_else_is_refused_before_measuring(tmp_path: Path) -> None:
+    (path := tmp_path / "target.json").write_text("{}\n")
+    (tmp_path / "link.json").symlink_to("target.json")
+    with pytest.raises(ValueError, match=r"link\.json, line 1 is no measurement"):
+        Recorder("bench", tmp_path / "link.json")
+    assert path.read_text() == "{}\n"
 
 
 @pytest.mark.parametrize(

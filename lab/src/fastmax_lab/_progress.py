@@ -126,6 +126,7 @@ def _rich_bar(stream: TextIO, *, counted: bool) -> "rich.progress.Progress":
         console=Console(file=stream),
         transient=True,
         auto_refresh=False,
-        redirect_stdout=sys.stdout.isatty(),  # other output goes above the bar, unless it goes to a file
+        # other output goes above the bar, unless it goes to a file or is closed
+        redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
         speed_estimate_period=SPEED_OVER,
     )

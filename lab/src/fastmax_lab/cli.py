@@ -81,9 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = _run(parse(arguments))
         print(end="", flush=True)
-    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+    except OSError as error:  # of the output, which keeps what it could not write
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does
+            return 128 + signal.SIGPIPE
+        print(f"fastmax-lab: standard output: {error.strerror}", file=sys.stderr)
+        return 1
     return code
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fastmax._atomic_file import write_whole
+from fastmax._atomic_file import check_target, write_whole
 
 SUFFIX = ".jsonl"
 MACHINE_FACTS = ("processor", "cores", "torch")
@@ -39,11 +39,20 @@ _TYPES = {"experiment": str, "name": str, "settings": dict, "values": dict, "mac
 
 
 class Recorder:
-    """The measurements of one command, in order. Where there is a file, each is added to it as soon as it is made."""
+    """The measurements of one command, in order. Where there is a file, each is added to it as soon as it is made.
+
+    Raises:
+        ValueError: the file holds something else than measurements. It is left as it is.
+    """
 
     def __init__(self, experiment: str, path: Path | None = None) -> None:
         self.experiment, self.path = experiment, path
         self.made: list[Measurement] = []
+        if path is not None and check_target(path):
+            read(path)
+        elif path is not None:
+            # kept open until the process ends: the reader of a pipe waits for the next record
+            self._pipe = os.open(path, os.O_WRONLY)
 
     def add(self, name: str, settings: dict[str, Any], values: dict[str, Any]) -> None:
         """Keep what this process measured under a name."""
@@ -71,7 +80,7 @@ def append(path: Path, measurement: Measurement) -> None:
     """Add a record at the end of a file; an earlier one of the same name gives way to it.
 
     The file is replaced in one step, so readers never see half a line. Several processes may append to files of one
-    folder: the folder is locked.
+    folder: the folder is locked. A device or a pipe gets the record alone.
 
     Raises:
         ValueError: a number is not finite, which JSON cannot hold. Nothing is written.
@@ -79,7 +88,8 @@ def append(path: Path, measurement: Measurement) -> None:
     line = json.dumps(asdict(measurement), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.parent):
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        is_file = check_target(path) and path.exists()  # to read a pipe would wait, to read a device may never end
+        lines = path.read_text(encoding="utf-8").splitlines() if is_file else []
         kept = [one for one in lines if json.loads(one)["name"] != measurement.name]
         write_whole(path, "".join(f"{one}\n" for one in [*kept, line]).encode())
 

@@ -16,7 +16,7 @@ GAP = 2
 
 def show(report: str) -> None:
     """Print a report: by rich in a terminal if it is installed, else as plain text; as wide as there is room."""
-    if sys.stdout.isatty() and find_spec("rich") is not None:
+    if sys.stdout is not None and sys.stdout.isatty() and find_spec("rich") is not None:
         from rich.console import Console
         from rich.markdown import Markdown
 
