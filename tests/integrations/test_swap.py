@@ -110,7 +110,22 @@ def test_cross_attention_never_decays(name: str) -> None:
     assert len(cross) == 2
     assert [module for module, has_gate in gated.items() if not has_gate] == cross
     assert verify(model, architecture.inputs()).ok
-    assert is_cross("encoder.layer.0.crossattention.self", torch.nn.Module())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("encoder.layer.0.crossattention.self", True),
+        ("text_model.model.image_to_text_projection.x_attn", True),
+        ("mask_decoder.transformer.final_attn_token_to_image", True),
+        ("decoder.layers.0.text_cross_attn", True),
+        ("cross_modal_text_layers.0.attention.self", False),
+        ("encoder.layers.0.self_attn", False),
+    ],
+)
+def test_cross_attention_is_known_by_its_name(name: str, expected: bool) -> None:
+    """Names of bert, kosmos-2, sam, sam3 and bridgetower."""
+    assert is_cross(name, torch.nn.Module()) is expected
 
 
 def test_fastmax1_has_order_1_and_its_scale() -> None:

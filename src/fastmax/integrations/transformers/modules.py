@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-CROSS = frozenset({"encoder_attn", "crossattention", "cross_attn", "cross_attention", "encoder_attention"})
-"""Names that transformers gives to cross attention inside its layers."""
+CROSS = (
+    "encoder_attn", "encoder_attention", "crossattention", "cross_attention", "cross_attn", "attn_token_to_image", ".x_attn",
+)  # fmt: skip
+"""Parts of the names that transformers gives to cross attention inside its layers."""
 
 
 class Heads(NamedTuple):
@@ -52,7 +54,7 @@ def is_rotary(kind: type[nn.Module]) -> bool:
 
 def is_cross(name: str, module: nn.Module) -> bool:
     """Return True if the keys of an attention module are those of another sequence, as its names show."""
-    return not CROSS.isdisjoint(name.split(".")) or "cross" in type(module).__name__.lower()
+    return any(part in f".{name}" for part in CROSS) or "cross" in type(module).__name__.lower()
 
 
 def has_window(module: nn.Module) -> bool:
