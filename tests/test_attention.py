@@ -214,6 +214,21 @@ def test_empty_batch(backend: str) -> None:
     assert torch.autograd.grad(o.sum(), q)[0].shape == q.shape
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.125])
+@pytest.mark.parametrize("spread", [0.05, 1e-3, 0.0])
+def test_keys_that_are_alike_lose_the_digits_that_the_faq_says(backend: str, spread: float, scale: float) -> None:
+    """(scale D)² roundings of the factorized form, unmasked; the same call in fp64 is exact to fp32."""
+    q, k, v = (randn(1, 1, 600, 64, dtype=torch.float32) for _ in range(3))
+    k = k[:, :, :1] + spread * k
+    exact = reference_attention(q.double(), k.double(), v.double(), scale=scale)
+    with forced(dense=False):
+        o = fastmax_attention(q, k, v, scale=scale, backend=backend)
+        wide = fastmax_attention(q.double(), k.double(), v.double(), scale=scale, backend=backend)
+    size = exact.abs().max()
+    assert (o - exact).abs().max() <= 2 * (scale * 64) ** 2 * torch.finfo(torch.float32).eps * size
+    assert (wide - exact).abs().max() <= torch.finfo(torch.float32).eps * size
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_rows_of_the_matrix(is_causal: bool) -> None:
     q, k, v = randn(2, 4, 12, 4), randn(2, 2, 12, 4), randn(2, 2, 12, 5)
