@@ -1,6 +1,6 @@
 """Classify long documents by evidence that is spread over them, and see what reading only their beginning costs.
 
-python examples/long_document.py                           # documents of up to 2,048 words, a minute or two
+python examples/long_document.py                           # documents of up to 2,048 words, 15 processor seconds
 python examples/long_document.py --length 8192 --compare   # and what a step takes with softmax
 
 The documents are made up: filler words, and here and there a word that belongs to a topic, most often, but not always, to the
