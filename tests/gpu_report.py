@@ -1,7 +1,6 @@
 """The last line of `make test-gpu`: what ran where, to be pasted into a report."""
 
 import importlib.metadata
-import subprocess
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
@@ -11,7 +10,7 @@ import fastmax
 
 
 def line(passed: int, failed: int) -> str:
-    """Everything that a row of `fastmax.backends.triton.recorded.RUNS` has."""
+    """What ran where, and with what result."""
     facts = [f"fastmax {fastmax.__version__}", *_gpu(), f"torch {torch.__version__}", f"triton {_triton()}"]
     facts += [datetime.now(UTC).strftime("%Y-%m-%d"), f"{passed} passed", f"{failed} failed"]
     facts += ["no test ran on a GPU"] if passed == 0 else []
@@ -26,17 +25,10 @@ def counts(outcomes: Callable[[str], Sequence[object]]) -> tuple[int, int]:
 def _gpu() -> list[str]:
     if not torch.cuda.is_available():
         return ["no GPU"]
+    from fastmax.backends.triton.checked import driver
     from fastmax.backends.triton.device import architecture
 
-    return [architecture(torch.device("cuda")), torch.cuda.get_device_name(), f"driver {_driver()}"]
-
-
-def _driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return str(torch.version.hip or "unknown")
+    return [architecture(torch.device("cuda")), torch.cuda.get_device_name(), f"driver {driver()}"]
 
 
 def _triton() -> str:

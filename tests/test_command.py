@@ -39,7 +39,7 @@ def test_a_wrong_argument_is_one_line_that_names_it(arguments: list[str], capsys
     assert (stop.value.code, printed.out) == (2, "")
     assert printed.err.startswith("fastmax")
     assert printed.err.count("\n") == 1
-    assert " ".join(arguments[-1].split() if arguments else ["{info}"]) in printed.err
+    assert " ".join(arguments[-1].split() if arguments else ["{info,doctor}"]) in printed.err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """What can be said of GPUs without one: fake tensors, checks that wait for nothing, which backend runs."""
 
+import json
 import logging
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from fastmax import fastmax_attention, fastmax_varlen_attention, ops, validation
 from fastmax.backends import triton
-from fastmax.backends.triton import device, recorded
+from fastmax.backends.triton import checked, device
 from fastmax.call import Call, Options
 from fastmax.decay import log_decay_grads
 from tests import gpu_report
@@ -79,23 +80,48 @@ def test_tensors_on_the_cpu_are_refused() -> None:
 def _an_a100(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(device, "architecture", lambda _: "sm_80")
     monkeypatch.setattr(device, "triton_version", lambda: (3, 7, 1))
-    recorded.say_how_to_opt_in.cache_clear()
+    checked.suggest_doctor.cache_clear()
+    checked.is_checked.cache_clear()
 
 
 @pytest.mark.usefixtures("_an_a100")
-def test_auto_waits_for_a_recorded_run_and_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_auto_waits_for_the_doctor_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(checked, "path", lambda: tmp_path / "cache" / "doctor.json")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
+    monkeypatch.setattr(checked, "driver", lambda: "570")
+    gpu = torch.device("cuda")
     with FakeTensorMode(), caplog.at_level(logging.WARNING, "fastmax"):
-        assert triton.unsupported(call("cuda", backend="auto")) == "no run on sm_80 is recorded yet"
-        assert triton.unsupported(call("cuda", backend="auto")) is not None
+        for _ in range(2):
+            assert "fastmax doctor" in str(triton.unsupported(call("cuda", backend="auto")))
         assert triton.unsupported(call("cuda", backend="triton")) is None
         assert [record.levelname for record in caplog.records] == ["WARNING"]
-        assert 'backend="triton" opts in' in caplog.text
-        run = recorded.RecordedRun("sm_80", "A100", "570", "2.13.0", "3.7.1", "2026-11-17")
-        monkeypatch.setattr(recorded, "RUNS", (run,))
+        assert "`fastmax doctor` checks them" in caplog.text
+        checked.store(gpu, passed=True)
         assert triton.unsupported(call("cuda", backend="auto")) is None
-        assert triton.describe() == "Triton 3.7.1; recorded runs: sm_80"
+        assert json.loads(checked.path().read_text()) == {
+            f"A100, sm_80, driver 570, torch {torch.__version__}, triton 3.7.1": True
+        }
+        for module, name, other in ((checked, "driver", "580"), (device, "triton_version", (3, 8, 0))):
+            with monkeypatch.context() as changed:
+                changed.setattr(module, name, lambda found=other: found)
+                checked.is_checked.cache_clear()
+                assert not checked.is_checked(gpu), name
+        checked.store(gpu, passed=False)
+        assert not checked.is_checked(gpu)
+        assert checked.forget()
+        assert not checked.forget()
+
+
+@pytest.mark.usefixtures("_an_a100")
+@pytest.mark.parametrize("content", ["", "[1]", "{"])
+def test_a_damaged_result_of_the_doctor_counts_as_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str
+) -> None:
+    monkeypatch.setattr(checked, "path", lambda: tmp_path / "doctor.json")
+    checked.path().write_text(content)
+    assert not checked.is_checked(torch.device("cuda"))
 
 
 @pytest.mark.usefixtures("_an_a100")

@@ -36,6 +36,7 @@ LAYERS: list[list[set[str]]] = [
     [{"api"}],
     [{"models", "nn", "state", "integrations", "distributed"}],
     [{"fastmax"}],
+    [{"doctor"}],
     [{"__main__"}],
 ]
 """From the bottom to the top. A module imports its own group and the layers below; groups of one layer not one another.

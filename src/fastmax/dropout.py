@@ -13,7 +13,7 @@ A token has two words of 32 bits, a feature one, all from a 64-bit hash. An entr
 these, which every processor has on vectors of tokens and of features: native/tiles/dropout.h does the same.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -48,6 +48,10 @@ class Dropout:
         words = _mix(torch.arange(features, device=seed.device) - root).to(torch.int32)
         return Dropout(mode, rate, tokens.to(torch.int32), (tokens >> 32).to(torch.int32) | 1, words)
 
+    def of_heads(self, batch: slice, heads: slice) -> "Dropout":
+        """Return the masks of some heads."""
+        return replace(self, add=self.add[batch, heads], multiply=self.multiply[batch, heads])
+
     def part(self, batch: slice, heads: slice, start: int) -> "Part":
         """Return the masks of some heads, for tokens counted from `start`."""
         return Part(self, self.add[batch, heads], self.multiply[batch, heads], start)
@@ -76,13 +80,19 @@ class Part:
 
     def _multipliers(self, rows: slice, a: int, b: int, dtype: torch.dtype) -> Tensor:
         tokens = slice(a + self.start, b + self.start)
-        bits = self.whole.features[rows, None] + self.add[..., None, tokens]
-        bits *= self.multiply[..., None, tokens]
-        bits ^= (bits >> 16).bitwise_and_(0xFFFF)
-        bits *= _ODD_32
-        dropped = dropped_of_2_16(self.whole.rate)
-        kept = bits >= (dropped - 2**15) * 2**16  # by the upper half, the one that every bit has reached
-        return kept.to(dtype).mul_(2**16 / (2**16 - dropped))
+        add, multiply = (x[..., None, tokens] for x in (self.add, self.multiply))
+        return factors(self.whole.features[rows, None], add, multiply, self.whole.rate, dtype)
+
+
+def factors(features: Tensor, add: Tensor, multiply: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
+    """Return the factors on features, 0 where dropped, from words of features and tokens that broadcast."""
+    bits = features + add
+    bits *= multiply
+    bits ^= (bits >> 16).bitwise_and_(0xFFFF)
+    bits *= _ODD_32
+    dropped = dropped_of_2_16(rate)
+    kept = bits >= (dropped - 2**15) * 2**16  # by the upper half, the one that every bit has reached
+    return kept.to(dtype).mul_(2**16 / (2**16 - dropped))
 
 
 def dropped_of_2_16(rate: float) -> int:

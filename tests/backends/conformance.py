@@ -32,6 +32,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 MAY_REFUSE = {
     "native": r"order [34] has (no state|only the dense form)|channels per head|runs on the CPU",
     "triton": r"dropout|order [34] has (no state|only the dense form)|channels per head|runs on GPUs",
+    "batched": r"order [34] has (no state|only the dense form)",
     "chunked": "(?!)",
 }
 """What a backend may refuse, if that is known; the rest it must compute."""
@@ -83,6 +84,12 @@ class Variant(NamedTuple):
             narrow = kinds | {call.options.out_dtype} == {torch.bfloat16}
             plain = call.log_decay is None and not call.drops_features and not _has_state(call)
             return torch.bfloat16 if narrow and plain else None
+        if self.name == "batched":
+            return (
+                torch.bfloat16
+                if kinds == {torch.bfloat16} and not call.drops_features and not _has_state(call)
+                else None
+            )
         if self.name != "triton" or not kinds <= {torch.bfloat16, torch.float16}:
             return None
         return torch.bfloat16 if kinds == {torch.bfloat16} else torch.float16
@@ -139,7 +146,7 @@ def output_grads(call: Call) -> OutputGrads:
 def run(variant: Variant, call: Call, grads: OutputGrads, plan: Plan | None = None) -> dict[str, Tensor]:
     """o, g, state and the gradients of the inputs, by their names."""
     plan = variant.plan if plan is None else plan
-    reason = variant.backend.unsupported(call)
+    reason = variant.backend.unsupported(replace(call, options=call.options._replace(backend=variant.name)))
     if reason is None:
         try:
             o, g, state = variant.backend.forward(call, plan)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.plan import Plan
 
-NAMES = ("native", "triton", "chunked")
+NAMES = ("native", "triton", "batched", "chunked")
 """The fastest first: "auto" takes the first that supports the call. chunked supports every one."""
 
 

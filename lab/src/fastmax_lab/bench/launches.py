@@ -22,7 +22,7 @@ PRODUCTS = frozenset(("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_"))
 class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """`with Launches() as counted: ...` counts each operation that is neither a view nor an allocation as one launch.
 
-    A tensor that an operation reads or writes counts its bytes once for each; expanded dimensions count once. A copy to
+    An operation counts the bytes of each tensor that it reads and writes; expanded dimensions count once. A copy to
     the host, or a value that Python reads, raises an error on meta tensors: nothing that is counted waits for a device.
     """
 
@@ -43,9 +43,10 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in ALLOCATIONS or name == "_unsafe_view" or any(x is not None and not x.is_write for x in aliases):
             return out
         self.by_operation[name] += 1
-        read = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
+        read = [x for x in tree_leaves((args, {**(kwargs or {}), "out": None})) if isinstance(x, Tensor)]
         written = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        self.bytes += sum(map(_bytes, [*(read[1:] if name in OVERWRITES else read), *written]))
+        once = {id(x): x for x in (read[1:] if name in OVERWRITES else read)}
+        self.bytes += sum(map(_bytes, [*once.values(), *written]))
         if name in PRODUCTS:
             a, b = read[-2:]
             self.flops[a.dtype] += 2 * a.numel() * b.shape[-1]

@@ -1,8 +1,9 @@
 """Fastmax on GPUs by kernels in Triton: both exact forms, all fused. Triton is imported at the first launch."""
 
+import torch
 from torch import Tensor
 
-from fastmax.backends.triton import both_passes, device, recorded
+from fastmax.backends.triton import both_passes, checked, device
 from fastmax.backends.triton.cut import parts
 from fastmax.backends.triton.decode import MAX_DIM, can_step, prepare_step
 from fastmax.backends.triton.work import Launch
@@ -13,12 +14,12 @@ __all__ = ["backward", "can_step", "describe", "forward", "prepare_step", "unsup
 
 
 def describe() -> str:
-    """Return the version of Triton and where the kernels have run, or why the backend is missing."""
+    """Return the version of Triton and whether the doctor has passed it here, or why the backend is missing."""
     version = device.triton_version()
     if version is None:
         return "missing: triton is not installed; the CUDA and ROCm builds of torch bring it"
-    runs = ", ".join(sorted({run.arch for run in recorded.RUNS})) or "no GPU yet"
-    return f"Triton {'.'.join(map(str, version))}; recorded runs: {runs}"
+    here = torch.cuda.is_available() and checked.is_checked(torch.device("cuda"))
+    return f"Triton {'.'.join(map(str, version))}; {'checked' if here else 'not checked'} on this machine by fastmax doctor"
 
 
 def unsupported(call: Call) -> str | None:
@@ -38,10 +39,10 @@ def unsupported(call: Call) -> str | None:
             return f"order {options.order} has no state in it, only the dense form"
         if dense_costs_too_much(q.shape[2], call.k.shape[2], head_dim, value_dim, options.order):
             return f"order {options.order} has only the dense form in it, which is slow for {call.k.shape[2]} keys"
-    arch = device.architecture(q.device)
-    if options.backend == "auto" and q.device.type == "cuda" and not recorded.is_recorded(arch):
-        recorded.say_how_to_opt_in(arch)
-        return f"no run on {arch} is recorded yet"
+    if options.backend == "auto" and q.device.type == "cuda" and not checked.is_checked(q.device):
+        arch = device.architecture(q.device)
+        checked.suggest_doctor(arch)
+        return f"it is not checked on this GPU ({arch}) yet: fastmax doctor does that"
     return None
 
 

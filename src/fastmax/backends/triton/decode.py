@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastmax.backends.triton import device, recorded
+from fastmax.backends.triton import checked, device
 from fastmax.backends.triton.slots import ceil_div
 from fastmax.backends.triton.tiles import padded
 from fastmax.core import EPS
@@ -16,10 +16,10 @@ MAX_DIM = 128
 
 
 def can_step(where: torch.device, order: int, head_dim: int, value_dim: int) -> bool:
-    """Return True on the CPU and on GPUs with a recorded run: a state cannot name a backend."""
+    """Return True on the CPU and on GPUs that the doctor has passed: a state cannot name a backend."""
     if device.missing(where) is not None or order > 2 or max(head_dim, value_dim) > MAX_DIM:
         return False
-    return where.type == "cpu" or recorded.is_recorded(device.architecture(where))
+    return where.type == "cpu" or checked.is_checked(where)
 
 
 class PreparedStep:

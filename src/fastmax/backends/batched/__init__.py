@@ -1,0 +1,233 @@
+"""Fastmax in a few batched products of all heads and chunks: plain PyTorch for accelerators, without waiting for them.
+
+Sums over keys are taken per slot (slots.py), summed over slots, and read; the features of one block of channels exist at a
+time (features.py). Pairs inside causal slots, and short sequences, take the dense form (pairs.py). The backward pass is
+the same sums with the roles of queries and keys exchanged, on slots in reverse.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastmax.backends.batched import pairs
+from fastmax.backends.batched.features import blocks, pack
+from fastmax.backends.batched.products import product
+from fastmax.backends.batched.slots import Slots
+from fastmax.backends.batched.sums import Sums
+from fastmax.backends.batched.work import Work, masks_of, temporary_bytes
+from fastmax.call import Call, InputGrads, OutputGrads
+from fastmax.decay import log_decay_grads, rows_part
+from fastmax.dropout import Dropout
+from fastmax.plan import RULE, Plan, dense_costs_too_much
+
+__all__ = ["backward", "describe", "forward", "unsupported"]
+
+
+def describe() -> str:
+    return "plain PyTorch for accelerators, orders 1 and 2 (3 and 4 in the dense form)"
+
+
+def unsupported(call: Call) -> str | None:
+    options = call.options
+    if options.backend == "auto" and call.q.device.type == "cpu":
+        return "it is made for accelerators"
+    if options.order > 2:
+        if call.state_in is not None or options.return_state:
+            return f"order {options.order} has no state in it, only the dense form"
+        if call.drops_features:
+            return f"order {options.order} has only the dense form in it, without dropout of features"
+        if dense_costs_too_much(call.q.shape[2], call.k.shape[2], call.head_dim, call.value_dim, options.order):
+            return f"order {options.order} has only the dense form in it, which is slow for {call.k.shape[2]} keys"
+    return None
+
+
+def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
+    """Return o, g and state_out."""
+    o, g, state = call.new_outputs()
+    for part, work in _parts(call, plan):
+        found = _forward(work, part.queries(o), part.queries(g))
+        if found is not None:
+            part.states(state).copy_(found)
+    return o, g, state
+
+
+def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads:
+    """Return the gradients of the raw inputs."""
+    out = InputGrads.empty(call)
+    out.head_scale.zero_()
+    for part, work in _parts(call, plan):
+        of_part = OutputGrads(
+            None if grads.o is None else part.queries(grads.o),
+            None if grads.g is None else part.queries(grads.g),
+            None if grads.state is None else part.states(grads.state),
+        )
+        to = InputGrads(
+            part.queries(out.q),
+            part.keys(out.k),
+            part.keys(out.v),
+            out.head_scale if call.head_scale is None else out.head_scale[part.query_heads],
+            out.log_decay if call.log_decay is None else part.keys(out.log_decay),
+            out.state_in if call.state_in is None else part.states(out.state_in),
+        )
+        _backward(work, part.queries(o), part.queries(g), of_part, to)
+    return out
+
+
+def _forward(work: Work, o: Tensor, g: Tensor) -> Tensor | None:
+    call, queries = work.call, work.queries
+    f = queries.x.new_zeros(*queries.x.shape[:-1], work.columns)
+    if call.options.is_causal or work.is_dense:
+        pairs.attend(work, f)
+    state = None
+    if not work.is_dense:
+        sums = _sums_of_keys(work, call.options.return_state)
+        for block in blocks(call.head_dim, call.options.order):
+            for span, states in sums.walk(block):
+                _add(f, span, work.fade_queries(product(queries.features(block, span), states, f.dtype), span))
+        state = pack(sums.final, call.head_dim, call.options.order) if call.options.return_state else None
+    work.store(f, o, g)
+    return state
+
+
+def _backward(work: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads) -> None:
+    call, queries, keys = work.call, work.queries, work.keys
+    order, head_dim = call.options.order, call.head_dim
+    w, u = work.output_grads(o, g, grads), work.values
+    dq, dk, du = torch.zeros_like(queries.x), torch.zeros_like(keys.x), torch.zeros_like(u)
+    if call.options.is_causal or work.is_dense:
+        pairs.attend_vjp(work, w, dq, dk, du)
+    if not work.is_dense:
+        w, u = work.fade_queries(w), work.fade_keys(u)
+        narrow = w.to(work.half)
+        sums = _sums_of_keys(work, keeps_final=False)
+        for block in blocks(head_dim, order):
+            for span, states in sums.walk(block):
+                values = w if block.stop == 0 else narrow
+                d = product(values[:, :, span], states.mT, states.dtype)
+                queries.add_vjp(block, span, d, dq)
+        d_state = _add_gradients_of_keys(work, w, u, dk, du, grads.state)
+        if d_state is not None:
+            out.state_in.copy_(d_state)
+    if call.log_decay is not None:
+        dc = -work.slots[1].join((work.values * du).sum(-1))
+        out.log_decay.copy_(log_decay_grads(dc + rows_part(g, grads.g, call.groups), call.cu_seqlens_k))
+    work.store_grads(dq, dk, du, out)
+
+
+def _sums_of_keys(work: Work, keeps_final: bool) -> Sums:
+    call = work.call
+    queries, keys = work.slots
+    log_factors = None if work.decays is None else work.decays[..., -1]
+    is_causal = call.options.is_causal
+    u = work.fade_keys(work.values)
+    return Sums(
+        work.keys,
+        u,
+        u.to(work.half),
+        keys,
+        queries,
+        is_causal,
+        log_factors,
+        call.state_in,
+        work.at_once,
+        keeps_final,
+        [],
+    )
+
+
+def _add_gradients_of_keys(
+    work: Work, w: Tensor, u: Tensor, dk: Tensor, du: Tensor, d_state: Tensor | None
+) -> Tensor | None:
+    """Add what keys and values get from the queries after them. Return the gradient of the state that is given."""
+    call, is_causal = work.call, work.call.options.is_causal
+    queries, keys = work.queries, work.keys
+    slots, readers = work.slots
+    log_factors = None if work.decays is None else work.decays[..., -1]
+    if is_causal:  # later slots come first
+        queries, keys, w, u = queries.reversed(), keys.reversed(), w.flip(2), u.flip(2)
+        slots, readers = _reversed(slots), _reversed(readers)
+        log_factors = None if log_factors is None else log_factors.flip(2)
+    needs_state = call.state_in is not None
+    narrow_w, narrow_u = w.to(work.half), u.to(work.half)
+    sums = Sums(queries, w, narrow_w, slots, readers, is_causal, log_factors, d_state, work.at_once, needs_state, [])
+    dk_found, du_found = torch.zeros_like(dk), torch.zeros_like(du)
+    for block in blocks(call.head_dim, call.options.order):
+        for span, states in sums.walk(block):
+            _add(du_found, span, product(keys.features(block, span), states, du.dtype))
+            values = u if block.stop == 0 else narrow_u
+            d = product(values[:, :, span], states.mT, states.dtype)
+            keys.add_vjp(block, span, d, dk_found)
+    if is_causal:
+        dk_found, du_found = dk_found.flip(2), du_found.flip(2)
+    dk += dk_found
+    du += work.fade_keys(du_found)
+    return pack(sums.final, call.head_dim, call.options.order) if needs_state else None
+
+
+def _reversed(slots: Slots) -> Slots:
+    return slots if slots.packing is None else replace(slots, packing=slots.packing.reversed())
+
+
+def _add(total: Tensor, span: slice, x: Tensor) -> None:
+    total[:, :, span].add_(x)
+
+
+class Part(NamedTuple):
+    """Some batch elements and key heads of a call, and the bytes that their temporary tensors may take."""
+
+    batch: slice
+    heads: slice
+    query_heads: slice
+    is_packed: bool
+    budget: int
+
+    def queries(self, x: Tensor) -> Tensor:
+        return x[self.batch, self.query_heads]
+
+    def keys(self, x: Tensor) -> Tensor:
+        return x[self.batch, self.heads]
+
+    def states(self, x: Tensor) -> Tensor:
+        return x[slice(None) if self.is_packed else self.batch, self.heads]
+
+    def of(self, call: Call, plan: Plan, masks: tuple[Dropout, Dropout] | None) -> Work:
+        """Return these heads as a separate call, with the dropout masks that they have in the whole one."""
+        own = replace(
+            call,
+            q=self.queries(call.q),
+            k=self.keys(call.k),
+            v=self.keys(call.v),
+            head_scale=None if call.head_scale is None else call.head_scale[self.query_heads],
+            log_decay=None if call.log_decay is None else self.keys(call.log_decay),
+            key_mask=None if call.key_mask is None else self.keys(call.key_mask.expand(-1, call.k.shape[1], -1)),
+            state_in=None if call.state_in is None else self.states(call.state_in),
+        )
+        of_part = masks and (masks[0].of_heads(self.batch, self.query_heads), masks[1].of_heads(self.batch, self.heads))
+        return Work(own, plan, self.budget, of_part)
+
+
+def _parts(call: Call, plan: Plan) -> Iterator[tuple[Part, Work]]:
+    """Cut a call by batch elements and key heads, so that one slot of each fits the budget. Most calls are one part."""
+    batch, heads = call.k.shape[:2]
+    sequences = 1 if call.cu_seqlens_k is None else call.cu_seqlens_k.shape[0] - 1
+    if batch * heads * call.groups * sequences == 0:
+        return
+    budget = plan.feature_budget or temporary_bytes(call.q.device)
+    masks = masks_of(call)
+    fitting = max(1, budget // Work(call, plan, budget, masks).bytes_per_head)
+    batch_step = max(1, min(batch, fitting // heads))
+    head_step = max(1, min(heads, fitting))
+    for b in range(0, batch, batch_step):
+        for h in range(0, heads, head_step):
+            stop = min(h + head_step, heads)
+            part = Part(
+                slice(b, min(b + batch_step, batch)),
+                slice(h, stop),
+                slice(h * call.groups, stop * call.groups),
+                call.cu_seqlens_k is not None,
+                budget,
+            )
+            yield part, part.of(call, plan, masks)
