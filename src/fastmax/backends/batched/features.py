@@ -123,7 +123,7 @@ def unpack(state: Tensor, block: Block, head_dim: int, order: int) -> Tensor:
 
 
 class Words(NamedTuple):
-    """What decides which features dropout keeps: words of the tokens, (B, H, slots, n), and of the features, (F,)."""
+    """The words that decide which features dropout keeps: of the tokens, (B, H, slots, n), and of the features, (F,)."""
 
     add: Tensor
     multiply: Tensor

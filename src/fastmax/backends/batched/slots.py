@@ -68,7 +68,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the tokens of packed sequences are."""
+    """The places of the tokens of packed sequences."""
 
     token: Tensor  # (slots * size,), the token of each place
     filled: Tensor  # (slots * size,), bool
