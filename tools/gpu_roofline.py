@@ -26,10 +26,11 @@ def per_token(head_dim: int, order: int) -> tuple[tuple[float, float], tuple[flo
     sums = 2 * shape.rows * d + 2 * square
     read = 2 * shape.rows * d + 4 * square + 4 * d * columns
     vjp = 2 * (square + d) * d + 6 * square + 6 * d * columns
-    state = (2 * shape.rows * d + 4 * shape.column) / tiles.chunk
-    moved = 2 * d * (3 + 1 + 4 + 3) + 2 * state  # q k v, o; normalized and centred tokens; a state written and read
+    # a state of a chunk: its sums written and read, what is before it written and read, in fp32 and in bf16
+    state = (8 * shape.size + 4 * shape.body + 8 * (shape.size - shape.body)) / tiles.chunk
+    moved = 2 * d * (3 + 1 + 6 + 5) + state  # q k v, o; tokens normalized, padded and centred
     backward = sums + vjp + (sums + 2 * square) + vjp + (read - 4 * square)
-    moved_back = 2 * d * (6 + 7 + 8) + 5 * state
+    moved_back = 2 * d * (6 + 10 + 10) + 2 * state
     return (sums + read, moved), (sums + read + backward, moved + moved_back)
 
 

@@ -153,6 +153,16 @@ def test_spans() -> None:
     check(HERE, make(q, k, v, is_causal=True, **more), None, SMALL._replace(feature_budget=1))
 
 
+def test_spans_and_heads_apart_have_the_bits_of_the_whole() -> None:
+    """Sums are taken about one centre, and handed on as they are."""
+    q, k, v = (randn(2, 2, 100, n, dtype=torch.bfloat16) for n in (16, 16, 20))
+    call = make(q, k, v, is_causal=True, log_decay=-torch.rand(2, 2, 100) / 9, return_state=True)
+    grads = output_grads(call)
+    whole, cut = (run(HERE, call, grads, SMALL._replace(feature_budget=budget)) for budget in (None, 1))
+    torch.testing.assert_close(whole.pop("d_log_decay"), cut["d_log_decay"], rtol=1e-5, atol=1e-5)  # summed by PyTorch
+    assert [name for name in whole if not torch.equal(whole[name], cut[name])] == []
+
+
 def test_packed_heads_one_at_a_time() -> None:
     q, k, v = fp32(1, 4, 50, 8), fp32(1, 2, 50, 8), fp32(1, 2, 50, 4)
     ends = torch.tensor([0, 40, 50])

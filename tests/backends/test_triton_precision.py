@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastmax.backends.triton.tiles import tiles_for
 from fastmax.call import OutputGrads
 from fastmax.plan import Plan
 from tests.backends.conformance import Variant, defined, make, run
@@ -64,3 +65,33 @@ def test_a_single_key_in_each_packed_sequence() -> None:
     call = make(q, k, v, scale=1.0, cu_seqlens_q=ends, cu_seqlens_k=ends, return_state=True)
     found = run(HERE, call, OutputGrads(torch.randn_like(v), None, None), Plan("factorized", chunk=16, dense_tile=16))
     torch.testing.assert_close(found["o"], v, rtol=2**-7, atol=0)
+
+
+def truncated_sums(phi: Tensor, u: Tensor, tokens: int) -> Tensor:
+    """Sums of products over (pieces, tokens, ..) in an accumulator that rounds toward zero after each 16 of them."""
+    total = torch.zeros(phi.shape[0], phi.shape[2], u.shape[2])
+    for start in range(0, tokens, 16):
+        here = slice(start, start + 16)
+        exact = total.double() + phi[:, here].double().mT @ u[:, here].double()
+        total = exact.float()
+        away = total.double().abs() > exact.abs()
+        total = torch.where(away, torch.nextafter(total, torch.zeros(())), total)
+    return total
+
+
+@pytest.mark.parametrize("dim", [16, 64, 128])
+def test_sums_over_a_million_tokens_are_not_biased(dim: int) -> None:
+    """Tensor cores truncate: each accumulator takes one chunk, and chunks are added in fp32."""
+    tokens, chunk = 1 << 20, tiles_for("sm_80", dim, dim, 2, torch.bfloat16).chunk
+    x = torch.randn(tokens, 4).bfloat16().float()
+    phi, u = torch.cat([x * x, x], 1), torch.cat([torch.ones(tokens, 1), x[:, :1]], 1)
+    exact = phi.double().T @ u.double()
+    pieces = truncated_sums(phi.view(-1, chunk, 8), u.view(-1, chunk, 2), chunk)
+    total = torch.zeros(8, 2)
+    for piece in pieces:  # as `scan` adds them
+        total += piece
+    size = phi.double().norm(dim=0)[:, None] * u.double().norm(dim=0)
+    assert ((total - exact).abs() / size).max() < 1e-5
+    alone = truncated_sums(phi[None, : 1 << 16], u[None, : 1 << 16], 1 << 16)[0]
+    before = phi[: 1 << 16].double().T @ u[: 1 << 16].double()
+    assert ((alone - before).abs() / before.abs())[:4, 0].min() > 5e-5, "one accumulator, which this is to avoid"

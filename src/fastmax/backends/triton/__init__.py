@@ -51,8 +51,9 @@ def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
     o, g, state = call.new_outputs()
     arch = device.architecture(call.q.device)
     for part in parts(call, plan, arch):
-        state_out = state[:, part.heads] if call.options.return_state else None
-        both_passes.forward(Launch(part.call, plan, arch), o[:, part.query_heads], g[:, part.query_heads], state_out)
+        rows, states = (part.batch, part.query_heads), (part.states, part.heads)
+        state_out = state[states] if call.options.return_state else None
+        both_passes.forward(Launch(part.call, plan, arch), o[rows], g[rows], state_out)
     return o, g, state
 
 
@@ -60,24 +61,26 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     """Return the gradients of the raw inputs."""
     out = InputGrads.empty(call)
     arch = device.architecture(call.q.device)
+    if call.head_scale is not None:
+        out.head_scale.zero_()  # of which each part has a share
     for part in parts(call, plan, arch):
-        heads, queries = part.heads, part.query_heads
+        rows, keys, states = (part.batch, part.query_heads), (part.batch, part.heads), (part.states, part.heads)
         both_passes.backward(
             Launch(part.call, plan, arch),
-            o[:, queries],
-            g[:, queries],
+            o[rows],
+            g[rows],
             OutputGrads(
-                None if grads.o is None else grads.o[:, queries],
-                None if grads.g is None else grads.g[:, queries],
-                None if grads.state is None else grads.state[:, heads],
+                None if grads.o is None else grads.o[rows],
+                None if grads.g is None else grads.g[rows],
+                None if grads.state is None else grads.state[states],
             ),
             InputGrads(
-                out.q[:, queries],
-                out.k[:, heads],
-                out.v[:, heads],
-                out.head_scale if call.head_scale is None else out.head_scale[queries],
-                out.log_decay if call.log_decay is None else out.log_decay[:, heads],
-                out.state_in if call.state_in is None else out.state_in[:, heads],
+                out.q[rows],
+                out.k[keys],
+                out.v[keys],
+                out.head_scale if call.head_scale is None else out.head_scale[part.query_heads],
+                out.log_decay if call.log_decay is None else out.log_decay[keys],
+                out.state_in if call.state_in is None else out.state_in[states],
             ),
         )
     return out

@@ -1,18 +1,25 @@
-"""The cut of a call: the dtype of its products, its tiles, the shape of its state, and parts that fit into memory."""
+"""The cut of a call: its form, the dtype of its products, its tiles, the shape of its state, parts that fit into memory."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
+
+from fastmax.backends.triton.device import memory
 from fastmax.backends.triton.precision import Products, products_of
 from fastmax.backends.triton.slots import ceil_div
 from fastmax.backends.triton.states import Shape
 from fastmax.backends.triton.tiles import Tiles, padded, planned, tiles_for
 from fastmax.call import Call
-from fastmax.plan import Plan
+from fastmax.plan import Plan, cheaper_form, dense_costs_too_much
 
-BUDGET = 256 << 20
+BUDGET = 512 << 20
 """Bytes that the states of all chunks may take at one time; at least one chunk of one head is held."""
+
+
+MAX_TOTAL_PIECES = 16
+"""Pieces of a sequence of which only the total is read. More would fill no GPU better, and cost memory."""
 
 
 class Cut(NamedTuple):
@@ -29,48 +36,86 @@ class Cut(NamedTuple):
 
     @property
     def slot_bytes(self) -> int:
-        """Return the bytes of the state of one key head at one chunk."""
-        return self.shape.rows * self.shape.dv * self.products.dtype.itemsize + 4 * self.shape.column
+        """Return the bytes of the states of one key head at one chunk: its sums, and those before it."""
+        return self.shape.body * self.products.dtype.itemsize + 4 * (2 * self.shape.size - self.shape.body)
 
 
-class HeadGroup(NamedTuple):
-    """Some key heads, and the query heads that read them, as a separate call."""
+def form_of(call: Call, plan: Plan) -> str:
+    """Return the form by the rule; packed sequences count by their mean length, unless a long one makes dense too costly."""
+    options = call.options
+    if options.order > 2:
+        return "dense"
+    if not options.is_causal and (call.state_in is not None or options.return_state):
+        return "factorized"  # which a state is
+    if plan.form is not None:
+        return plan.form
+    queries, keys = call.q.shape[2], call.k.shape[2]
+    dims = call.head_dim, call.value_dim, options.order
+    if call.cu_seqlens_q is not None:
+        if dense_costs_too_much(queries, keys, *dims):
+            return "factorized"
+        number = max(1, call.cu_seqlens_q.shape[0] - 1)
+        queries, keys = ceil_div(queries, number), ceil_div(keys, number)
+    return cheaper_form(queries, keys, *dims, options.is_causal)
+
+
+class Part(NamedTuple):
+    """Some batch elements and key heads, and the query heads that read them, as a separate call."""
 
     call: Call
+    batch: slice
+    states: slice
     heads: slice
     query_heads: slice
 
 
-def parts(call: Call, plan: Plan, arch: str) -> Iterator[HeadGroup]:
-    """Yield the whole call, or groups of heads if it is packed: only the device knows where its sequences end."""
-    heads, groups = call.k.shape[1], max(1, call.groups)
-    at_once = max(1, heads)
-    if call.cu_seqlens_q is not None and call.options.is_causal:
-        cut = Cut.of(call, plan, arch)
-        slots = ceil_div(call.q.shape[2] + call.k.shape[2], cut.tiles.chunk) + call.state_shape[0]
-        at_once = min(at_once, max(1, budget_of(plan) // max(1, slots * cut.slot_bytes)))
-    if at_once == max(1, heads):
-        yield HeadGroup(call, slice(None), slice(None))
+WHOLE = slice(None)
+
+
+def parts(call: Call, plan: Plan, arch: str) -> Iterator[Part]:
+    """Yield the whole call, or as many batch elements or heads at a time as the budget holds the states of all chunks of.
+
+    Heads do not depend on one another, so nothing is handed on, and the chunks of a single head fill a GPU.
+    """
+    batch, heads, groups = call.k.shape[0], call.k.shape[1], max(1, call.groups)
+    units = batch * heads
+    if units > 1:
+        cut, dense = Cut.of(call, plan, arch), form_of(call, plan) == "dense"
+        packed = call.cu_seqlens_q is not None
+        longest = (sum if packed else max)((call.q.shape[2], call.k.shape[2]))
+        slots = ceil_div(longest, cut.tiles.chunk) + (call.state_shape[0] if packed else 0)
+        if dense or not call.options.is_causal:
+            sums = not dense or call.state_in is not None or call.options.return_state
+            slots = min(slots, MAX_TOTAL_PIECES * call.state_shape[0] // batch) if sums else 0
+        units = min(units, max(1, budget_of(plan, call.q.device) // max(1, slots * cut.slot_bytes)))
+    if units >= batch * heads:
+        yield Part(call, WHOLE, WHOLE, WHOLE, WHOLE)
         return
-    for first in range(0, heads, at_once):
-        own, queries = slice(first, first + at_once), slice(first * groups, (first + at_once) * groups)
-        mask = call.key_mask
-        yield HeadGroup(
-            replace(
-                call,
-                q=call.q[:, queries],
-                k=call.k[:, own],
-                v=call.v[:, own],
-                head_scale=None if call.head_scale is None else call.head_scale[queries],
-                log_decay=None if call.log_decay is None else call.log_decay[:, own],
-                key_mask=mask if mask is None or mask.shape[1] == 1 else mask[:, own],
-                state_in=None if call.state_in is None else call.state_in[:, own],
-            ),
-            own,
-            queries,
-        )
+    rows = max(1, units // heads)
+    units = heads if units >= heads else units
+    for b in range(0, batch, rows):
+        for first in range(0, heads, units):
+            yield _part(call, slice(b, b + rows), slice(first, first + units), groups)
 
 
-def budget_of(plan: Plan) -> int:
-    """Return the budget in bytes. For tests, `feature_budget` sets it in elements of the state."""
-    return BUDGET if plan.feature_budget is None else 4 * plan.feature_budget
+def _part(call: Call, batch: slice, heads: slice, groups: int) -> Part:
+    queries = slice(heads.start * groups, heads.stop * groups)
+    mask, states = call.key_mask, batch if call.cu_seqlens_q is None else WHOLE
+    own = replace(
+        call,
+        q=call.q[batch, queries],
+        k=call.k[batch, heads],
+        v=call.v[batch, heads],
+        head_scale=None if call.head_scale is None else call.head_scale[queries],
+        log_decay=None if call.log_decay is None else call.log_decay[batch, heads],
+        key_mask=None if mask is None else mask[batch] if mask.shape[1] == 1 else mask[batch, heads],
+        state_in=None if call.state_in is None else call.state_in[states, heads],
+    )
+    return Part(own, batch, states, heads, queries)
+
+
+def budget_of(plan: Plan, device: torch.device) -> int:
+    """Return the budget in bytes: a 64th of a GPU's memory if that is more. Tests set elements of it."""
+    if plan.feature_budget is not None:
+        return 4 * plan.feature_budget
+    return max(BUDGET, memory(device) // 64)

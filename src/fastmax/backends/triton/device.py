@@ -36,6 +36,12 @@ def _of_gpu(device: torch.device) -> str:  # pragma: no cover
 
 
 @cache
+def memory(device: torch.device) -> int:
+    """Return the bytes of memory of a GPU, 0 of other devices."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
+@cache
 def triton_version() -> tuple[int, ...] | None:
     """Return the version of Triton, or None without it. Imports Triton, so call it for tensors on a GPU only."""
     if find_spec("triton") is None:

@@ -12,6 +12,7 @@ import torch
 class Products(NamedTuple):
     dtype: torch.dtype  # of normalized tokens and of the states of chunks
     precision: str  # of products of fp32, as Triton calls it
+    emulated: bool = False  # bf16 has no multiplication of its own: features are made in fp32
 
     @property
     def language(self) -> Any:
@@ -23,7 +24,7 @@ class Products(NamedTuple):
 
 def products_of(q: torch.dtype, k: torch.dtype, v: torch.dtype, arch: str) -> Products:
     if q == k == v == torch.bfloat16:
-        return Products(torch.bfloat16, "ieee")
+        return Products(torch.bfloat16, "ieee", emulated=arch.startswith("gfx"))
     half = (torch.bfloat16, torch.float16)
     amd = arch.startswith("gfx")
     if q in half and k in half and v in half:

@@ -1,4 +1,8 @@
-"""The tables of tiles and chunks in which programs find their tokens, made on the device without a synchronization."""
+"""The pieces in which programs find their tokens: of rows of a batch, or of packed sequences, whose ends the device knows.
+
+No table is made: piece p of a batch is piece p % per_sequence of sequence p // per_sequence; those of packed sequence i are
+from cu[i] // size + i on, and a program searches for its own (kernels/common.py).
+"""
 
 from typing import NamedTuple
 
@@ -12,52 +16,38 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-class Slots(NamedTuple):
-    """Pieces of sequences, numbered sequence by sequence: piece c of sequence i is slot first[i] + c."""
+class Pieces(NamedTuple):
+    """Pieces of all sequences together."""
 
-    first: Tensor  # (sequences + 1,), int32
-    owner: Tensor  # sequence of each slot, int32; -1 where the upper bound on their number was not reached
-    number: int
-    per_sequence: int  # 0 if sequences differ
+    number: int  # if packed an upper bound
+    per_sequence: int  # if packed 0: it differs
 
 
 class Sequences:
-    """The sequences of a call: rows of a batch, or packed ones whose lengths only the device knows."""
+    """The sequences of a call."""
 
     def __init__(self, call: Call) -> None:
         self.packed = call.cu_seqlens_q is not None
-        self.device = call.q.device
-        none = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.queries, self.keys = call.q.shape[2], call.k.shape[2]
         self.count = call.state_shape[0]
-        self.cu_q, self.cu_k = none, none
-        self.lengths_q = self.lengths_k = none
         if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
-            self.cu_q, self.cu_k = (x.to(torch.int32) for x in (call.cu_seqlens_q, call.cu_seqlens_k))
-            self.lengths_q, self.lengths_k = self.cu_q.diff(), self.cu_k.diff()
+            self.cu_q, self.cu_k = (x.to(torch.int32).contiguous() for x in (call.cu_seqlens_q, call.cu_seqlens_k))
+        else:
+            self.cu_q = self.cu_k = torch.empty(1, dtype=torch.int32, device=call.q.device)
 
-    def tiles(self, size: int, length: int, *, of_queries: bool) -> Slots:
+    def cu(self, *, of_queries: bool) -> Tensor:
+        return self.cu_q if of_queries else self.cu_k
+
+    def tiles(self, size: int, length: int) -> Pieces:
         """Return tiles of `size` rows. `length` is that of a span, or of all sequences together if they are packed."""
-        return self._slots(size, length, self.lengths_q if of_queries else self.lengths_k)
+        return self._pieces(size, length, length)
 
-    def chunks(self, size: int, length: int) -> Slots:
-        """Return chunks of queries or keys, of whichever there are more."""
-        both = torch.maximum(self.lengths_q, self.lengths_k)
-        return self._slots(size, self.queries + self.keys if self.packed else length, both)
+    def chunks(self, size: int, length: int) -> Pieces:
+        """Return chunks of queries or keys, of whichever there are more; those of packed sequences count both."""
+        return self._pieces(size, length, self.queries + self.keys)
 
-    def whole(self) -> Slots:
-        """Return one chunk per sequence."""
-        first = torch.arange(self.count + 1, dtype=torch.int32, device=self.device)
-        return Slots(first, first, self.count, 1)
-
-    def _slots(self, size: int, length: int, lengths: Tensor) -> Slots:
-        if not self.packed:
-            per_sequence = ceil_div(length, size)
-            first = torch.arange(self.count + 1, dtype=torch.int32, device=self.device) * per_sequence
-            return Slots(first, first, self.count * per_sequence, per_sequence)
-        first = torch.zeros(self.count + 1, dtype=torch.int32, device=self.device)
-        first[1:] = ((lengths + (size - 1)) // size).cumsum(0)
-        count = ceil_div(length, size) + self.count
-        slots = torch.arange(count, dtype=torch.int32, device=self.device)
-        owner = torch.searchsorted(first[1:].contiguous(), slots, right=True)
-        return Slots(first, torch.where(slots < first[-1], owner, -1).to(torch.int32), count, 0)
+    def _pieces(self, size: int, length: int, packed: int) -> Pieces:
+        if self.packed:
+            return Pieces(packed // size + self.count, 0)
+        per_sequence = ceil_div(length, size)
+        return Pieces(self.count * per_sequence, per_sequence)

@@ -1,7 +1,7 @@
-"""The state in the order of rows that the kernels have, about a centre, and back: linear maps, in fp32.
+"""The state as the kernels have it, about a centre, and back: linear maps, in fp32, where a call begins and ends.
 
 Public (features.py): 1; x_m; x_m x_l for m <= l, squares over sqrt(2); columns [v, 1]. The kernels (kernels/accumulate.py):
-pairs of blocks, then x_m, for the columns v; Z for the constant row and for the last column.
+pairs of blocks, then x_m, for the columns v; then Z: the last column, x_m x_l and x_m, the constant row, and the sum of ones.
 """
 
 from functools import lru_cache
@@ -39,13 +39,19 @@ class Shape(NamedTuple):
         return self.d**2 if self.order == 2 else 0
 
     @property
-    def column(self) -> int:
-        return self.square + self.d + self.dv + 1
+    def body(self) -> int:
+        """Return the numbers of S; those of the column, Z, follow."""
+        return self.rows * self.dv
+
+    @property
+    def size(self) -> int:
+        """Return the numbers of a state, a multiple of 16, so that each begins aligned."""
+        return self.body + -(-(self.square + self.d + self.dv + 1) // 16) * 16
 
     @property
     def constants(self) -> dict[str, int]:
         """Return the compile-time constants of the kernels that sum and read states."""
-        sizes = {"ROWS": self.rows, "SQUARE": self.square, "COLUMN": self.column}
+        sizes = {"ROWS": self.rows, "SQUARE": self.square, "SIZE": self.size}
         return {"D": self.d, "DV": self.dv, "ORDER": self.order, "B": self.block} | sizes
 
 
@@ -108,7 +114,7 @@ def _about(moments: list[Tensor], centre: Tensor, index: _Index | None, *, adjoi
     return found
 
 
-def to_kernels(state: Tensor, shape: Shape, centres: Centres, *, adjoint: bool) -> tuple[Tensor, Tensor]:
+def to_kernels(state: Tensor, shape: Shape, centres: Centres, *, adjoint: bool) -> Tensor:
     """Return the public state (sequences, Hkv, F, Dv + 1) about the centres; `adjoint`: the gradient of one."""
     index = _index(shape, state.device) if shape.order == 2 else None
     moments = [state[..., :1, :], state[..., 1 : 1 + shape.dim, :]]
@@ -123,14 +129,18 @@ def to_kernels(state: Tensor, shape: Shape, centres: Centres, *, adjoint: bool) 
         pairs = pad(moments[2], (0, 0, 0, 1))
         rows.insert(0, pairs[..., :-1].index_select(-2, index.pair_of_row))
         column.insert(0, pairs[..., -1].index_select(-1, index.pair_of_square))
-    return pad(torch.cat(rows, -2), (0, shape.dv - shape.value_dim)).contiguous(), torch.cat(column, -1).contiguous()
+    body = pad(torch.cat(rows, -2), (0, shape.dv - shape.value_dim)).flatten(-2)
+    found = torch.cat([body, *column], -1)
+    return pad(found, (0, shape.size - found.shape[-1]))
 
 
-def from_kernels(s: Tensor, z: Tensor, shape: Shape, centres: Centres, *, adjoint: bool) -> Tensor:
+def from_kernels(state: Tensor, shape: Shape, centres: Centres, *, adjoint: bool) -> Tensor:
     """Return the public state: the inverse of `to_kernels`."""
     dim, d, square = shape.dim, shape.d, shape.square
+    s, z = state[..., : shape.body].reshape(*state.shape[:-1], shape.rows, shape.dv), state[..., shape.body :]
     index = _index(shape, s.device) if shape.order == 2 else None
-    constant = torch.cat([z[..., square + d : -1][..., : shape.value_dim], z[..., -1:]], -1).unsqueeze(-2)
+    row, number = z[..., square + d :][..., : shape.value_dim], square + d + shape.dv
+    constant = torch.cat([row, z[..., number : number + 1]], -1).unsqueeze(-2)
     linear = torch.cat([s[..., -d:, : shape.value_dim][..., :dim, :], z[..., square : square + dim].unsqueeze(-1)], -1)
     moments = [constant, linear]
     if index is not None:

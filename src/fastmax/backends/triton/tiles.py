@@ -53,7 +53,7 @@ def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch
     width = max(head_dim, value_dim)
     large, amd = width >= 64, arch.startswith("gfx")
     found = Tiles(
-        chunk=128 if order == 1 else 256 if width <= 32 else 512 if width == 64 else 2048,
+        chunk=128 if order == 1 else 16 * width,
         block=min(head_dim, 32),
         sums=16 if width == 16 else 8 if width <= 64 else 4,
         unroll=4 if width <= 32 else 2,

@@ -1,4 +1,4 @@
-"""The kernel `centre`: the mean of some keys, or of their values, about which the sums are taken.
+"""The kernel `centre`: the means of some keys and of their values, about which the sums are taken.
 
 A state in bf16 of similar keys holds large numbers whose differences matter. Taken about c, with b = q . c,
 
@@ -16,26 +16,25 @@ import triton.language as tl
 from fastmax.backends.triton.kernels.common import sequence, wide
 
 
-@triton.jit(do_not_specialize=["tokens", "start", "length", "count", "key_heads"])
-def centre(X, MASK, OUT, CU, tokens, start, length, count, key_heads, x_b, x_h, x_n,
-           DR: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, SPREAD: tl.constexpr,
-           PACKED: tl.constexpr, MASKED: tl.constexpr, DT: tl.constexpr):  # fmt: skip
-    """Write OUT (sequences, key_heads, D), fp32, of numbers that DT has. SPREAD: over the whole sequence, not its start."""
-    i, h = tl.program_id(0) // key_heads, tl.program_id(0) % key_heads
-    b, lo, n = sequence(CU, i, start, length, PACKED)
-    stride = tl.maximum(n // count, 1) if SPREAD else 1
-    od = tl.arange(0, D)
-    total = tl.zeros((D,), dtype=tl.float32)
-    number = tl.zeros((), dtype=tl.float32)
-    x = X + wide(b) * x_b + wide(h) * x_h
-    for t0 in range(0, tl.minimum(count, n), BT):
+@triton.jit(do_not_specialize=["tokens", "number"])
+def centre(X, V, COUNTS, OUT, OUT_V, CU, tokens, number,
+           D: tl.constexpr, DV: tl.constexpr, BT: tl.constexpr, SPREAD: tl.constexpr, PACKED: tl.constexpr,
+           MASKED: tl.constexpr):  # fmt: skip
+    """Write OUT (sequences, heads, D) and OUT_V (.., DV), fp32, of numbers that X has. SPREAD: over the whole sequence, not its start."""
+    i, h, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    b, lo, n = sequence(CU, i, 0, tokens, PACKED)
+    stride = tl.maximum(n // number, 1) if SPREAD else 1
+    od, ov = tl.arange(0, D), tl.arange(0, DV)
+    total, total_v = tl.zeros((D,), dtype=tl.float32), tl.zeros((DV,), dtype=tl.float32)
+    found = tl.zeros((), dtype=tl.float32)
+    row = (wide(b) * heads + h) * tokens + lo
+    for t0 in range(0, tl.minimum(number, n), BT):
         step = t0 + tl.arange(0, BT)
-        t = step * stride
-        keep = (step < count) & (t < n)
-        if MASKED:
-            keep = keep & (tl.load(MASK + (wide(b) * key_heads + h) * tokens + lo + t, mask=keep, other=0.0) != 0.0)
-        place = x + wide(lo + t)[:, None] * x_n + od[None, :]
-        total += tl.sum(tl.load(place, mask=keep[:, None] & (od < DR)[None, :], other=0.0).to(tl.float32), 0)
-        number += tl.sum(keep.to(tl.float32), 0)
-    mean = (total / tl.maximum(number, 1.0)).to(DT).to(tl.float32)
-    tl.store(OUT + wide(tl.program_id(0)) * D + od, mean)
+        t = row + step * stride
+        keep = (step < number) & (step * stride < n)
+        total += tl.sum(tl.load(X + t[:, None] * D + od[None, :], mask=keep[:, None], other=0.0).to(tl.float32), 0)
+        total_v += tl.sum(tl.load(V + t[:, None] * DV + ov[None, :], mask=keep[:, None], other=0.0).to(tl.float32), 0)
+        found += tl.sum(tl.load(COUNTS + t, mask=keep, other=0.0) if MASKED else keep.to(tl.float32), 0)
+    own, found = wide(i) * heads + h, tl.maximum(found, 1.0)
+    tl.store(OUT + own * D + od, (total / found).to(X.dtype.element_ty).to(tl.float32))
+    tl.store(OUT_V + own * DV + ov, (total_v / found).to(X.dtype.element_ty).to(tl.float32))

@@ -11,6 +11,12 @@ def wide(x):
 
 
 @triton.jit
+def stride(x, ALIGNED: tl.constexpr):
+    """Return a stride, which was divided by 16 if ALIGNED, so that the compiler knows that rows are."""
+    return wide(x) * 16 if ALIGNED else wide(x)
+
+
+@triton.jit
 def sequence(CU, i, start, length, PACKED: tl.constexpr):
     """Return batch element, first token and number of tokens of sequence i, or of its span from `start` on."""
     if PACKED:
@@ -21,22 +27,50 @@ def sequence(CU, i, start, length, PACKED: tl.constexpr):
 
 
 @triton.jit
-def tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT: tl.constexpr, PACKED: tl.constexpr):
-    """Return sequence (-1 if there is none), batch element, first token, number of tokens, and first row of a program.
+def first_piece(CU, CU_Y, i, size, BOTH: tl.constexpr):
+    """Return the number of the first piece of packed sequence i: cu[i] // size + i leaves room for all pieces before it."""
+    at = tl.load(CU + i)
+    if BOTH:
+        at += tl.load(CU_Y + i)
+    return at // size + i
 
-    Tiles of BT rows lie on axis 0 of the grid, sequence by sequence; a packed batch has an upper bound of them.
+
+@triton.jit
+def owner_of(CU, CU_Y, piece, size, count, BOTH: tl.constexpr):
+    """Return the packed sequence, out of `count`, to which a piece belongs, and the number of its first one."""
+    low, high = piece * 0, piece * 0 + count
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_before = first_piece(CU, CU_Y, middle, size, BOTH) <= piece
+        low, high = tl.where(is_before, middle, low), tl.where(is_before, high, middle)
+    return low, first_piece(CU, CU_Y, low, size, BOTH)
+
+
+@triton.jit
+def tile_of_rows(CU, start, length, per_sequence, count, BT: tl.constexpr, PACKED: tl.constexpr):
+    """Return sequence, batch element, first token, number of tokens, and first row of a program: there is none from the number on.
+
+    Tiles of BT rows lie on axis 0 of the grid, sequence by sequence.
     """
     tile = tl.program_id(0)
     if PACKED:
-        owner = tl.load(OWNER + tile)
-        i = tl.maximum(owner, 0)
-        t0 = (tile - tl.load(FIRST + i)) * BT
+        i, first = owner_of(CU, CU, tile, BT, count, False)
+        t0 = (tile - first) * BT
     else:
-        owner = tile // per_sequence
-        i = owner
+        i = tile // per_sequence
         t0 = (tile % per_sequence) * BT
     b, lo, n = sequence(CU, i, start, length, PACKED)
-    return i, b, lo, tl.where(owner < 0, 0, n), t0
+    return i, b, lo, n, t0
+
+
+@triton.jit
+def piece_of_both(CU, CU_Y, piece, size, per_sequence, count, PACKED: tl.constexpr):
+    """Return sequence and number of a piece of `size` tokens, of queries or keys."""
+    if PACKED:
+        i, first = owner_of(CU, CU_Y, piece, size, count, True)
+        return i, piece - first
+    else:
+        return piece // per_sequence, piece % per_sequence
 
 
 @triton.jit
@@ -58,16 +92,16 @@ def head_of_rows(b, lo, tokens, tokens_y, key_heads, GROUPS: tl.constexpr, QUERI
 
 
 @triton.jit
-def slot_of_rows(CHUNKS, i, t0, chunk, CAUSAL: tl.constexpr, REVERSE: tl.constexpr, HAS_IN: tl.constexpr):
+def slot_of_rows(CU, CU_Y, i, t0, n, n_y, chunk, chunks, PREFIX: tl.constexpr, REVERSE: tl.constexpr, HAS_IN: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
     """Return the state that rows from t0 on read, and if it holds anything: the first chunk (REVERSE: the last) has none."""
-    if not CAUSAL:
+    if not PREFIX:
         return i, True
     else:
-        slot = tl.load(CHUNKS + i) + t0 // chunk
+        slot = (first_piece(CU, CU_Y, i, chunk, True) if PACKED else i * chunks) + t0 // chunk
         if HAS_IN:
             return slot, True
         elif REVERSE:
-            return slot, slot + 1 < tl.load(CHUNKS + i + 1)
+            return slot, (t0 // chunk + 1) * chunk < tl.maximum(n, n_y)
         else:
             return slot, t0 >= chunk
 
@@ -109,6 +143,23 @@ def split(x, DT: tl.constexpr):
     """Return x as a sum of two numbers of a narrower dtype: two products with them keep what fp32 would keep."""
     high = x.to(DT)
     return high, (x - high.to(tl.float32)).to(DT)
+
+
+@triton.jit
+def widened(x, EMULATED: tl.constexpr):
+    """Return a factor of a product that `narrowed` rounds: in fp32 where a GPU has no multiplication of bf16."""
+    return x.to(tl.float32) if EMULATED else x
+
+
+@triton.jit
+def narrowed(x, DT: tl.constexpr, EMULATED: tl.constexpr):
+    """Return a product of `widened` factors in DT. EMULATED: rounded to nearest even, in three instructions, as it is no NaN."""
+    if EMULATED:
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + ((bits >> 16) & 1) + 0x7FFF) >> 16
+        return bits.to(tl.int16).to(DT, bitcast=True)
+    else:
+        return x
 
 
 @triton.jit

@@ -3,10 +3,10 @@
     FORWARD   rows are queries, columns are keys with their values: o and g
     else      rows are keys, columns are queries with w, the state is T: the gradient of the values (and, with DECAY, of c)
 
-Schedule: a program takes BT rows of one head. It loops over the pairs I >= J of blocks of B channels, U channels m of block I
-at a time. For each m the features x_m x_J are made in registers, and the product of BT x B of them with as many rows of the state
-is one step on the tensor cores. (x_m is a separate column, not a tile with its neighbours, which would go through shared
-memory.) With a single block x_J is loaded once. Then it loops over the columns it sees, BS at a time.
+Schedule: a program takes BT rows of one head. It loops over the blocks J of B channels, whose x_J it loads once, and for each over
+the channels m from J on, U at a time: the features x_m x_J, BT x U B, times as many rows of the state are one product on the
+tensor cores. They pass through shared memory on the way, and so does the state. Then it loops over the columns it sees, BS
+at a time.
 
 The sums are about the centre c of the keys. With b = q . c queries multiply them by f(b), f'(b) and 1, by degree; keys read with
 k - c (X_STATE) what queries have multiplied. The denominator is read in two products, of the high and the low halves of its column.
@@ -18,31 +18,37 @@ import triton.language as tl
 from fastmax.backends.triton.kernels.common import (
     faded,
     head_of_rows,
+    narrowed,
     seen,
     sequence,
     slot_of_rows,
     split,
+    stride,
     tile_of_rows,
     weight,
     wide,
+    widened,
 )  # fmt: skip
 
 
 @triton.jit(
-    do_not_specialize=["tokens", "tokens_y", "start", "length", "length_y", "per_sequence", "chunk", "key_heads"]
-)
-def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, V, MASK, DC,
-         OWNER, FIRST, CHUNKS, CU, CU_Y, tokens, tokens_y, start, length, length_y, per_sequence, chunk, key_heads,
-         a_b, a_h, a_n, out_b, out_h, out_n, v_b, v_h, v_n,
+    do_not_specialize=[
+        "tokens", "tokens_y", "start", "length", "length_y", "per_sequence", "count", "chunk", "chunks", "key_heads",
+        "out_b", "out_h", "out_n",
+    ]
+)  # fmt: skip
+def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, V, COUNTS, DC, CU, CU_Y,
+         tokens, tokens_y, start, length, length_y, per_sequence, count, chunk, chunks, key_heads, out_b, out_h, out_n,
          D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr, SQUARE: tl.constexpr,
-         COLUMN: tl.constexpr, B: tl.constexpr, U: tl.constexpr,
-         BT: tl.constexpr, BS: tl.constexpr, GROUPS: tl.constexpr, CAUSAL: tl.constexpr, REVERSE: tl.constexpr,
-         FORWARD: tl.constexpr, STATE: tl.constexpr, DENSE: tl.constexpr, HAS_IN: tl.constexpr, PACKED: tl.constexpr,
-         MASKED: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Read for X (B, row heads, tokens, D) and Y (B, column heads, tokens_y, D); A, A1: the columns' values, last channel."""
+         SIZE: tl.constexpr, B: tl.constexpr, U: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, GROUPS: tl.constexpr,
+         CAUSAL: tl.constexpr, REVERSE: tl.constexpr, FORWARD: tl.constexpr, STATE: tl.constexpr, PREFIX: tl.constexpr,
+         DENSE: tl.constexpr, HAS_IN: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, DECAY: tl.constexpr,
+         PRECISION: tl.constexpr, EMULATED: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
+    """Read for X (B, row heads, tokens, D) and Y (B, column heads, tokens_y, D); A (.., DV), A1: the columns' values, last channel."""
     PAIRS: tl.constexpr = ROWS - D
+    COLUMN: tl.constexpr = SIZE - ROWS * DV
     DT: tl.constexpr = X.dtype.element_ty
-    i, b, lo, n, t0 = tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT, PACKED)
+    i, b, lo, n, t0 = tile_of_rows(CU, start, length, per_sequence, count, BT, PACKED)
     if t0 >= n:
         return
     _, lo_y, n_y = sequence(CU_Y, i, start, length_y, PACKED)
@@ -53,7 +59,7 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
     acc = tl.zeros((BT, DV), dtype=tl.float32)
     g = tl.zeros((BT,), dtype=tl.float32)
     if STATE:
-        slot, reads = slot_of_rows(CHUNKS, i, t0, chunk, CAUSAL, REVERSE, HAS_IN)
+        slot, reads = slot_of_rows(CU, CU_Y, i, t0, n, n_y, chunk, chunks, PREFIX, REVERSE, HAS_IN, PACKED)
         if reads:
             own = wide(i) * key_heads + hk
             state = S + (wide(slot) * key_heads + hk) * ROWS * DV
@@ -84,28 +90,18 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
                         xb = tl.load(x + (block * 16 + ob)[None, :], mask=mt[:, None], other=0.0)
                         g += 0.5 * tl.sum(xb.to(tl.float32) * zx, 1)
             if ORDER == 2:
-                ol = tl.arange(0, B)
-                I, J, m = 0, 0, 0
-                if D == B:
-                    xj = (wide_x * 0.5).to(DT)
-                for _ in range(PAIRS // (B * U)):
-                    if D > B:
+                ol, ou, of = tl.arange(0, B), tl.arange(0, U), tl.arange(0, U * B)
+                for J in tl.static_range(D // B):
+                    xj = widened(tl.load(x + (J * B + ol)[None, :], mask=mt[:, None], other=0.0), EMULATED)
+                    for m in range(J * B, D, U):
+                        I = m // B
                         # a block with itself holds x_m x_l and x_l x_m
-                        xj = tl.load(x + (J * B + ol)[None, :], mask=mt[:, None], other=0.0)
-                        half = tl.where(I == J, 0.5, 1.0).to(DT)
-                    for u in tl.static_range(U):
-                        xm = tl.load(X_STATE + (row + t) * D + (I * B + m + u), mask=mt, other=0.0)
-                        if D > B:
-                            xm *= half
-                        rows = tl.load(state + (u * B + ol)[:, None] * DV + ov[None, :])
-                        acc = tl.dot(xj * xm[:, None], rows, acc, input_precision=PRECISION)
-                    state += U * B * DV
-                    m += U  # then the next J of this I, then the next I
-                    pair_done = m == B
-                    all_done = pair_done & (J == I)
-                    m = tl.where(pair_done, 0, m)
-                    J = tl.where(all_done, 0, tl.where(pair_done, J + 1, J))
-                    I = tl.where(all_done, I + 1, I)
+                        half = tl.where(I == J, 0.5, 1.0).to(xj.dtype)
+                        xm = widened(tl.load(x + (m + ou)[None, :], mask=mt[:, None], other=0.0), EMULATED) * half
+                        phi = narrowed(tl.reshape(xm[:, :, None] * xj[:, None, :], (BT, U * B)), DT, EMULATED)
+                        row_of_pair = (I * (I + 1) // 2 + J) * B * B + m % B * B
+                        rows = tl.load(state + (row_of_pair + of)[:, None] * DV + ov[None, :])
+                        acc = tl.dot(phi, rows, acc, input_precision=PRECISION)
             if DECAY:
                 fade = tl.load(FADE + fade_row + t, mask=mt, other=0.0)
                 acc *= fade[:, None]
@@ -120,7 +116,6 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
         begin, end = seen(t0, chunk, n_y, BT, BS, CAUSAL, REVERSE)
         for head in range(hk if FORWARD else h * GROUPS, hk + 1 if FORWARD else (h + 1) * GROUPS):
             row_y = (wide(b) * heads_y + head) * tokens_y + lo_y
-            a = A + wide(b) * a_b + wide(head) * a_h + wide(lo_y) * a_n
             for s0 in range(begin, end, BS):
                 s = s0 + os
                 ms = s < n_y
@@ -128,8 +123,7 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
                 keep = ms
                 if FORWARD and MASKED:
                     keep = ms & (tl.load(A1 + row_y + s, mask=ms, other=0.0) != 0.0)
-                place = a + wide(s0) * a_n + (os[:, None] * a_n + ov[None, :])
-                values = tl.load(place, mask=keep[:, None] & (ov < DVR)[None, :], other=0.0)
+                values = tl.load(A + (row_y + s0) * DV + (os[:, None] * DV + ov[None, :]), mask=ms[:, None], other=0.0)
                 p = weight(tl.dot(xt, y, input_precision=PRECISION), ORDER)
                 if DECAY:
                     p *= faded(HIGH, LOW, fade_row, t, s, mt, ms, REVERSE)
@@ -141,18 +135,17 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
                     g += tl.sum(p, 1)
                 elif DECAY:
                     g += tl.sum(p * tl.load(A1 + row_y + s, mask=ms, other=0.0)[None, :], 1)
-                acc = tl.dot(p.to(DT), values.to(DT), acc, input_precision=PRECISION)
+                acc = tl.dot(p.to(DT), values, acc, input_precision=PRECISION)
     if FORWARD:
         acc = tl.where((g != 0.0)[:, None], acc / tl.where(g != 0.0, g, 1.0)[:, None], 0.0)
         tl.store(G + row + t, g, mask=mt)
     else:
-        keep = mt
         if MASKED:
-            keep = mt & (tl.load(MASK + row + t, mask=mt, other=0.0) != 0.0)
-            acc = tl.where(keep[:, None], acc, 0.0)
+            keep = tl.load(COUNTS + row + t, mask=mt, other=0.0) != 0.0
+            acc, g = tl.where(keep[:, None], acc, 0.0), tl.where(keep, g, 0.0)
         if DECAY:  # the share of a key in the gradient of c, with all channels of [v, 1]
-            own_values = V + wide(b) * v_b + wide(h) * v_h + wide(lo + t)[:, None] * v_n + ov[None, :]
-            v = tl.load(own_values, mask=keep[:, None] & (ov < DVR)[None, :], other=0.0).to(tl.float32)
-            tl.store(DC + row + t, tl.where(keep, -tl.sum(v * acc, 1) - g, 0.0), mask=mt)
-    out = OUT + wide(b) * out_b + wide(h) * out_h + wide(lo + t)[:, None] * out_n + ov[None, :]
+            v = tl.load(V + (row + t)[:, None] * DV + ov[None, :], mask=mt[:, None], other=0.0).to(tl.float32)
+            tl.store(DC + row + t, -tl.sum(v * acc, 1) - g, mask=mt)
+    out = OUT + wide(b) * stride(out_b, ALIGNED) + wide(h) * stride(out_h, ALIGNED)
+    out += wide(lo + t)[:, None] * stride(out_n, ALIGNED) + ov[None, :]
     tl.store(out, acc.to(OUT.dtype.element_ty), mask=mt[:, None] & (ov < DVR)[None, :])

@@ -20,47 +20,45 @@ import triton.language as tl
 from fastmax.backends.triton.kernels.common import (
     faded,
     head_of_rows,
+    narrowed,
     normalize_rows,
     seen,
     sequence,
     slot_of_rows,
     split,
+    stride,
     tile_of_rows,
     weight,
     wide,
+    widened,
 )  # fmt: skip
 
 
 @triton.jit(
     do_not_specialize=[
-        "tokens",
-        "tokens_y",
-        "start",
-        "length",
-        "length_y",
-        "per_sequence",
-        "chunk",
-        "key_heads",
-        "scale",
+        "tokens", "tokens_y", "start", "length", "length_y", "per_sequence", "count", "chunk", "chunks", "key_heads",
+        "raw_b", "raw_h", "raw_n", "dx_b", "dx_h", "dx_n", "scale",
     ]
-)
-def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, HIGH, LOW, RAW, HEAD_SCALE, DX, D_SCALE,
-             OWNER, FIRST, CHUNKS, CU, CU_Y, tokens, tokens_y, start, length, length_y, per_sequence, chunk, key_heads,
-             a_b, a_h, a_n, y_b, y_h, y_n, raw_b, raw_h, raw_n, dx_b, dx_h, dx_n, scale,
-             DR: tl.constexpr, D: tl.constexpr, DVR: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr,
-             SQUARE: tl.constexpr, COLUMN: tl.constexpr,
-             B: tl.constexpr, U: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, GROUPS: tl.constexpr, CAUSAL: tl.constexpr,
-             REVERSE: tl.constexpr, QUERIES: tl.constexpr, STATE: tl.constexpr, DENSE: tl.constexpr,
-             HAS_IN: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, DECAY: tl.constexpr,
-             SCALED: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+)  # fmt: skip
+def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, HIGH, LOW, RAW, HEAD_SCALE, DX, D_SCALE, CU, CU_Y,
+             tokens, tokens_y, start, length, length_y, per_sequence, count, chunk, chunks, key_heads,
+             raw_b, raw_h, raw_n, dx_b, dx_h, dx_n, scale,
+             DR: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr,
+             SQUARE: tl.constexpr, SIZE: tl.constexpr, B: tl.constexpr, U: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr,
+             GROUPS: tl.constexpr, CAUSAL: tl.constexpr, REVERSE: tl.constexpr, QUERIES: tl.constexpr, STATE: tl.constexpr,
+             PREFIX: tl.constexpr, DENSE: tl.constexpr, HAS_IN: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr,
+             DECAY: tl.constexpr, SCALED: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr,
+             EMULATED: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
     """Differentiate `read`, with its X and Y; A, A1 are the rows' values and last channel, A_Y, A1_Y those of the columns.
 
-    X_STATE, A_STATE, A1_STATE are those of the rows as the state has them: of keys centred, and faded.
+    X_STATE, A_STATE, A1_STATE are those of the rows as the state has them: of keys centred, and faded. The last channel of keys is
+    ones and not loaded, but for MASKED ones and, in states, with DECAY.
     """
     PAIRS: tl.constexpr = ROWS - D
+    COLUMN: tl.constexpr = SIZE - ROWS * DV
     BV: tl.constexpr = min(DV, 32)
     DT: tl.constexpr = X.dtype.element_ty
-    i, b, lo, n, t0 = tile_of_rows(OWNER, FIRST, CU, start, length, per_sequence, BT, PACKED)
+    i, b, lo, n, t0 = tile_of_rows(CU, start, length, per_sequence, count, BT, PACKED)
     if t0 >= n:
         return
     _, lo_y, n_y = sequence(CU_Y, i, start, length_y, PACKED)
@@ -68,18 +66,16 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
     od, ov, os = tl.arange(0, D), tl.arange(0, DV), tl.arange(0, BS)
     t = t0 + tl.arange(0, BT)
     mt = t < n
-    a1 = tl.load(A1 + row + t, mask=mt, other=0.0)
+    a1 = tl.load(A1 + row + t, mask=mt, other=0.0) if QUERIES or MASKED else mt.to(tl.float32)
     keep = mt if QUERIES or not MASKED else mt & (a1 != 0.0)
-    place = A + wide(b) * a_b + wide(h) * a_h + wide(lo + t)[:, None] * a_n + ov[None, :]
-    values = keep[:, None] & (ov < DVR)[None, :]
     acc = tl.zeros((BT, D), dtype=tl.float32)
     if STATE:
-        slot, reads = slot_of_rows(CHUNKS, i, t0, chunk, CAUSAL, REVERSE, HAS_IN)
+        slot, reads = slot_of_rows(CU, CU_Y, i, t0, n, n_y, chunk, chunks, PREFIX, REVERSE, HAS_IN, PACKED)
         if reads:
             own = wide(i) * key_heads + hk
             state = S + (wide(slot) * key_heads + hk) * ROWS * DV
             z = Z + (wide(slot) * key_heads + hk) * COLUMN
-            last = tl.load(A1_STATE + row + t, mask=mt, other=0.0)
+            last = tl.load(A1_STATE + row + t, mask=mt, other=0.0) if QUERIES or MASKED or DECAY else mt.to(tl.float32)
             a_rows = A_STATE + (row + t)[:, None] * DV
             x = X_STATE + (row + t)[:, None] * D
             constant = tl.zeros((BT,), dtype=tl.float32)
@@ -116,7 +112,7 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
                         acc = tl.dot(x_high, high, acc, input_precision=PRECISION)
                         acc = tl.dot(x_low, high, acc, input_precision=PRECISION)
                         acc = tl.dot(x_high, low, acc, input_precision=PRECISION)
-                a = tl.load(a_rows + ov[None, :], mask=mt[:, None], other=0.0)
+                a = widened(tl.load(a_rows + ov[None, :], mask=mt[:, None], other=0.0), EMULATED)
                 J = od // B
                 for m0 in range(0, DR, U):
                     for u in tl.static_range(U):
@@ -128,24 +124,23 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
                             below = I >= J  # stored as (m, l), else as (l, m)
                             pair = tl.where(below, I * (I + 1) // 2 + J, J * (J + 1) // 2 + I)
                             rows = pair * B * B + tl.where(below, (m % B) * B + od % B, (od % B) * B + m % B)
-                        xm = tl.load(X_STATE + (row + t) * D + m, mask=mt, other=0.0)
+                        xm = widened(tl.load(X_STATE + (row + t) * D + m, mask=mt, other=0.0), EMULATED)
                         part = tl.load(state + rows[None, :] * DV + ov[:, None])
-                        acc = tl.dot(a * xm[:, None], part, acc, input_precision=PRECISION)
+                        acc = tl.dot(narrowed(a * xm[:, None], DT, EMULATED), part, acc, input_precision=PRECISION)
     if DENSE:
         xt = tl.load(X + (row + t)[:, None] * D + od[None, :], mask=mt[:, None], other=0.0)
-        a = tl.load(place, mask=values, other=0.0).to(DT)
+        a = tl.load(A + (row + t)[:, None] * DV + ov[None, :], mask=mt[:, None], other=0.0)
         begin, end = seen(t0, chunk, n_y, BT, BS, CAUSAL, REVERSE)
         for head in range(hk if QUERIES else h * GROUPS, hk + 1 if QUERIES else (h + 1) * GROUPS):
             row_y = (wide(b) * heads_y + head) * tokens_y + lo_y
-            a_y = A_Y + wide(b) * y_b + wide(head) * y_h + wide(lo_y) * y_n
             for s0 in range(begin, end, BS):
                 s = s0 + os
                 ms = s < n_y
-                a1_y = tl.load(A1_Y + row_y + s, mask=ms, other=0.0)
+                a1_y = ms.to(tl.float32) if QUERIES and not MASKED else tl.load(A1_Y + row_y + s, mask=ms, other=0.0)
                 counts = ms & (a1_y != 0.0) if QUERIES and MASKED else ms
-                y = tl.load(Y + (row_y + s0) * D + (os[:, None] * D + od[None, :]), mask=counts[:, None], other=0.0)
-                place_y = a_y + wide(s0) * y_n + (os[None, :] * y_n + ov[:, None])
-                seen_values = tl.load(place_y, mask=counts[None, :] & (ov < DVR)[:, None], other=0.0).to(DT)
+                y = tl.load(Y + (row_y + s0) * D + (os[:, None] * D + od[None, :]), mask=ms[:, None], other=0.0)
+                place_y = A_Y + (row_y + s0) * DV + (os[None, :] * DV + ov[:, None])
+                seen_values = tl.load(place_y, mask=ms[None, :], other=0.0)
                 ds = tl.dot(a, seen_values, input_precision=PRECISION) + a1[:, None] * a1_y[None, :]
                 ds *= weight(tl.dot(xt, tl.trans(y), input_precision=PRECISION), ORDER - 1)
                 if DECAY:
@@ -156,7 +151,8 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
                 acc = tl.dot(tl.where(visible, ds, 0.0).to(DT), y, acc, input_precision=PRECISION)
     channels = od < DR
     d = tl.where(channels[None, :], acc, 0.0) * scale
-    raw = RAW + wide(b) * raw_b + wide(h) * raw_h + wide(lo + t)[:, None] * raw_n + od[None, :]
+    raw = RAW + wide(b) * stride(raw_b, ALIGNED) + wide(h) * stride(raw_h, ALIGNED)
+    raw += wide(lo + t)[:, None] * stride(raw_n, ALIGNED) + od[None, :]
     if SCALED or NORM != "none":
         hat = tl.load(raw, mask=keep[:, None] & channels[None, :], other=0.0).to(tl.float32)
         hat, r = normalize_rows(hat, channels, DR, NORM, EPS)
@@ -167,5 +163,6 @@ def read_vjp(X, X_STATE, A, A1, A_STATE, A1_STATE, Y, A_Y, A1_Y, CENTRE, S, Z, H
             d -= tl.sum(d, 1)[:, None] / DR
         if NORM != "none":
             d = r[:, None] * (d - hat * (tl.sum(d * hat, 1) / DR)[:, None])
-    out = DX + wide(b) * dx_b + wide(h) * dx_h + wide(lo + t)[:, None] * dx_n + od[None, :]
+    out = DX + wide(b) * stride(dx_b, ALIGNED) + wide(h) * stride(dx_h, ALIGNED)
+    out += wide(lo + t)[:, None] * stride(dx_n, ALIGNED) + od[None, :]
     tl.store(out, tl.where(keep[:, None], d, 0.0).to(DX.dtype.element_ty), mask=mt[:, None] & channels[None, :])
