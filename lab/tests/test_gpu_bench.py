@@ -65,23 +65,41 @@ def test_tuning_finds_better_tiles_and_says_what_differs() -> None:
     table = tiles_for("sm_80", 64, 64, 2, torch.bfloat16)
 
     def seconds(tiles: Tiles) -> float | None:
-        return None if tiles.stages == 3 else 1.0 - 0.3 * (tiles.chunk == 1024) - 0.2 * (tiles.warps == 4)
+        return None if tiles.stages == 3 else 1.0 - 0.3 * (tiles.chunk == 2048) - 0.2 * (tiles.warps == 4)
 
-    best, taken, first = tune.tuned(table, seconds)
-    assert (best.chunk, best.warps, first) == (1024, 4, 1.0)
+    best, taken, first = tune.tuned(table, 64, seconds)
+    assert (best.chunk, best.warps, first) == (2048, 4, 1.0)
     assert taken == pytest.approx(0.5)
     assert tune.row("sm_80", 64, "bfloat16", table, best, taken, first) == (
-        "sm_80, D = 64, bfloat16: chunk=1024, warps=4 takes 500.00 ms, the table's 1000.00 ms"
+        "sm_80, D = 64, bfloat16: chunk=2048, warps=4 takes 500.00 ms, the table's 1000.00 ms"
     )
     assert "nothing is faster" in tune.row("sm_80", 64, "bfloat16", table, table, 1.0, 1.0)
     with pytest.raises(ValueError, match="do not run on this GPU"):
-        tune.tuned(table, lambda _: None)
+        tune.tuned(table, 64, lambda _: None)
 
 
 def test_tiles_that_are_tried_fit_together() -> None:
-    for tiles in tune.neighbours(tiles_for("gfx942", 128, 128, 2, torch.bfloat16)):
-        assert tiles.chunk % tiles.longest == 0
-        assert tiles.sums <= tiles.block
+    blocks = set()
+    for dim in (16, 128):
+        for tiles in tune.neighbours(tiles_for("gfx942", dim, dim, 2, torch.bfloat16), dim):
+            assert tiles.chunk % tiles.longest == 0
+            assert max(tiles.sums, tiles.unroll) <= tiles.block <= dim
+            blocks.add((dim, tiles.block))
+    assert blocks == {(16, 16), (128, 16), (128, 32)}
+
+
+def test_tiles_that_do_not_compile_are_passed_over() -> None:
+    errors = pytest.importorskip("triton.runtime.errors")
+
+    def fails(error: Exception) -> float:
+        raise error
+
+    assert tune.attempted(lambda: 0.5) == 0.5
+    assert tune.attempted(partial(fails, errors.OutOfResources(2, 1, "shared memory"))) is None
+    assert tune.attempted(partial(fails, errors.PTXASError("registers"))) is None
+    assert tune.attempted(partial(fails, RuntimeError("PassManager::run failed"))) is None
+    with pytest.raises(torch.AcceleratorError):
+        tune.attempted(partial(fails, torch.AcceleratorError("illegal access")))
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120", "gfx942"])

@@ -16,6 +16,7 @@ from fastmax.plan import Plan
 
 CHOICES: dict[str, tuple[int, ...]] = {
     "chunk": (128, 256, 512, 1024, 2048),
+    "block": (16, 32),
     "sums": (2, 4, 8, 16),
     "tokens": (32, 64, 128),
     "unroll": (1, 2, 4, 8),
@@ -32,23 +33,26 @@ CHOICES: dict[str, tuple[int, ...]] = {
 }
 
 
-def neighbours(tiles: Tiles) -> Iterator[Tiles]:
-    """Yield tiles with one number changed."""
+def neighbours(tiles: Tiles, head_dim: int) -> Iterator[Tiles]:
+    """Yield tiles with one number changed, for heads of so many padded channels."""
     for name, values in CHOICES.items():
         for value in values:
             other = replace(tiles, **{name: value})
-            if value != getattr(tiles, name) and other.sums <= other.block and other.chunk % other.longest == 0:
+            of_block = max(other.sums, other.unroll) <= other.block <= head_dim
+            if value != getattr(tiles, name) and of_block and other.chunk % other.longest == 0:
                 yield other
 
 
-def tuned(tiles: Tiles, seconds: Callable[[Tiles], float | None], gain: float = 0.97) -> tuple[Tiles, float, float]:
+def tuned(
+    tiles: Tiles, head_dim: int, seconds: Callable[[Tiles], float | None], gain: float = 0.97
+) -> tuple[Tiles, float, float]:
     """Improve number by number, greedily. Return the best tiles, their time and that of the first. None: they do not run."""
     first = seconds(tiles)
     if first is None:
         raise ValueError("the tiles of the table do not run on this GPU; please report it")
     best, least = tiles, first
     for name in CHOICES:
-        for other in neighbours(best):
+        for other in neighbours(best, head_dim):
             if getattr(other, name) == getattr(best, name):
                 continue
             taken = seconds(other)
@@ -82,27 +86,35 @@ def _on_this_gpu(head_dim: int, dtype: str, tokens: int, heads: int) -> str:  # 
     arch = architecture(q.device)
     products = torch.bfloat16 if kind == torch.bfloat16 else torch.float32
     before = tiles_for(arch, padded(head_dim), padded(head_dim), 2, products)
-    best, taken, first = tuned(before, lambda tiles: _seconds(call, arch, tiles, do))
+    best, taken, first = tuned(
+        before, padded(head_dim), lambda tiles: attempted(lambda: _seconds(call, arch, tiles, do))
+    )
     return row(arch, head_dim, dtype, before, best, taken, first)
 
 
-def _seconds(call: Call, arch: str, tiles: Tiles, do: Any) -> float | None:  # pragma: no cover
-    """Return the best of three, or None where the tiles need more than the GPU has."""
-    from triton.runtime.errors import OutOfResources
+def attempted(run: Callable[[], float]) -> float | None:
+    """Return the time of a run, or None where tiles do not compile or need more than the GPU has."""
+    from triton.errors import TritonError
 
-    best = None
+    try:
+        return run()
+    except (TritonError, RuntimeError) as error:  # passes of the compiler fail with a RuntimeError
+        if isinstance(error, torch.AcceleratorError):
+            raise  # after which nothing runs any more
+        return None
+
+
+def _seconds(call: Call, arch: str, tiles: Tiles, do: Any) -> float:  # pragma: no cover
+    """Return the best of three."""
+    best = float("inf")
     for _ in range(4):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        try:
-            begin.record()
-            o, g, _ = call.new_outputs()
-            both_passes.forward(Launch(call, Plan("factorized"), arch, tiles), o, g, None)
-            work = Launch(call, Plan("factorized"), arch, tiles)
-            both_passes.backward(work, o, g, OutputGrads(do, None, None), InputGrads.empty(call))
-            end.record()
-            torch.cuda.synchronize()
-        except OutOfResources:
-            return None
-        taken = begin.elapsed_time(end) / 1000
-        best = taken if best is None else min(best, taken)  # the first has compiled
+        begin.record()
+        o, g, _ = call.new_outputs()
+        both_passes.forward(Launch(call, Plan("factorized"), arch, tiles), o, g, None)
+        work = Launch(call, Plan("factorized"), arch, tiles)
+        both_passes.backward(work, o, g, OutputGrads(do, None, None), InputGrads.empty(call))
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, begin.elapsed_time(end) / 1000)  # the first has compiled
     return best
