@@ -172,7 +172,7 @@ def test_who_recalls_is_said_for_each_head_dimension() -> None:
     said = recall.found_by_heads(runs)
     assert (
         said
-        == "Over 99 % of 64 pairs are recalled with heads of 16 by softmax; with heads of 32 by fastmax2 and softmax"
+        == "Almost all of 64 pairs are recalled with heads of 16 by softmax; with heads of 32 by fastmax2 and softmax"
     )
     assert recall.found_by_heads(runs[-1:]).endswith("with heads of 16 by none")
 
@@ -237,7 +237,7 @@ def test_a_folder_that_is_not_finished_can_be_drawn(results: Path, data: st.Data
 def test_claims_are_counted_in_words() -> None:
     claims = tuple(Claim("", "", verdict, "") for verdict in ("holds", "holds", "does not hold", OPEN, OPEN))
     said = html._conclusions([Section("s", "", claims=claims)])
-    assert "Of 5 claims of the paper: 2 hold, 1 does not hold and 2 were not tested here." in said
+    assert "claims 2 hold, 1 does not hold and 2 were not tested here." in said
 
 
 def test_claims_without_results_are_open() -> None:

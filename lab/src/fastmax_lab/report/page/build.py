@@ -1,4 +1,4 @@
-"""Writes the report of a folder: one page that needs no network, every chart as SVG, PNG and CSV, every table as CSV."""
+"""The report of a folder: one page that needs no network, every chart as SVG, PNG and CSV, every table as CSV."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ KINDS = ("svg", "png", "csv")
 
 @dataclass(frozen=True)
 class Report:
-    """Where the page is, and a line on each section."""
+    """The place of a written page, and a line on each section."""
 
     page: Path
     headlines: tuple[str, ...]
@@ -58,7 +58,8 @@ def sections(results: Results) -> list[Section]:
 
 
 def charts(parts: list[Section]) -> list[Chart]:
-    return [chart for part in parts for block in part.blocks for chart in block.charts]
+    leads = [lead.chart for part in parts for lead in part.leads]
+    return leads + [chart for part in parts for block in part.blocks for chart in block.charts]
 
 
 def tables(parts: list[Section]) -> list[Table]:
@@ -66,7 +67,7 @@ def tables(parts: list[Section]) -> list[Table]:
 
 
 def as_csv(table: Table) -> str:
-    """The numbers in full, not as they are shown."""
+    """Return a table as CSV, with its numbers in full and not as they are shown."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.strip() for column in table.columns])
@@ -75,7 +76,7 @@ def as_csv(table: Table) -> str:
 
 
 def _check_names(names: list[str]) -> None:
-    """They come from the results, and become names of files."""
+    """Check that names from the results can be names of files."""
     for name in names:
         if not name or name.startswith(".") or any(letter in name for letter in "/\\\0"):
             raise ValueError(f"{name!r}, made of names in the results, cannot be the name of a file")
@@ -93,7 +94,7 @@ def _write(out: Path, files: dict[str, bytes]) -> None:
 
 
 def _remove_others(out: Path, files: dict[str, bytes]) -> None:
-    """Figures and tables that an earlier report had and this one has not."""
+    """Remove figures and tables that an earlier report had and this one has not."""
     for folder in (out / FIGURES, out / TABLES):
         for path in folder.glob("*.*"):
             if path.suffix[1:] in KINDS and path.is_file() and path.relative_to(out).as_posix() not in files:

@@ -8,7 +8,7 @@ from typing import Any
 from fastmax_lab.report.page.parts import Chart, Series
 
 INK, GRID = "#1b1f24", "#d5d9de"
-"""What the page replaces by its own colours."""
+"""Colours that the page replaces by those of the reader's theme."""
 COLOURS = {
     "vanilla": "#8a8f98",
     "softmax": "#1f78c8",
@@ -96,13 +96,13 @@ def draw(chart: Chart) -> tuple[bytes, bytes]:
 
 
 def colour(label: str, number: int) -> str:
-    """Another run of a contestant, `softmax, plain formula`, has the colour of that contestant."""
+    """Return the colour of a label. A variant such as `softmax, plain formula` has the colour of softmax."""
     own = COLOURS.get(label, COLOURS.get(label.rsplit(", ", 1)[0]))
     return _MORE[number % len(_MORE)] if own is None else own
 
 
 def _circles(chart: Chart) -> bool:
-    """Whether it is one of circles, each of which has its name beside it: in a legend they would cover one another."""
+    """Return True for a chart of circles, each with its name beside it: in a legend they would cover one another."""
     return any(one.area for one in chart.series)
 
 
@@ -155,7 +155,7 @@ def _axes(axes: Any, chart: Chart) -> None:
 
 
 def for_page(svg: bytes, name: str) -> str:
-    """To stand in the page itself: no preamble, no background, the reader's colours, and ids that no other chart has."""
+    """Return the SVG for use inside the page: no preamble, no background, the reader's colours, and unique ids."""
     text = svg.decode()
     text = text[text.index("<svg") :]
     own = re.sub(r"[^\w-]+", "-", name)

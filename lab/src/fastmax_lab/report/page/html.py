@@ -6,18 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fastmax_lab.report.page.parts import (
-    AGREES,
-    DIFFERS,
-    OPEN,
-    PARTLY,
-    Chart,
-    Claim,
-    Finding,
-    PageBlock,
-    Section,
-    Table,
-)
+from fastmax_lab.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, PageBlock, Chart, Claim, Section, Table
 from fastmax_lab.report.page.results import Results
 from fastmax_lab.report.page.words import MEANINGS, listed
 
@@ -52,10 +41,12 @@ def page(sections: list[Section], drawn: dict[str, str], results: Results) -> st
 <header>
 <h1>{TITLE}</h1>
 <p>{escape(_provenance(results))}</p>
-<nav aria-label="Sections"><a href="#conclusions">Conclusions</a><a href="#names">Names</a>{links}
+<nav aria-label="Sections"><a href="#headline">In short</a><a href="#conclusions">Claims</a>
+<a href="#names">Names</a>{links}
 <a href="#runs">What was run</a></nav>
 </header>
 <main>
+{_headline(sections, drawn)}
 {_conclusions(sections)}
 {_meanings()}
 {body}
@@ -71,17 +62,17 @@ Every figure is in figures/ as SVG, PNG and CSV, every table in tables/ as CSV.<
 
 
 def conclusions(sections: list[Section]) -> Table:
-    rows = tuple((c.source, c.says, c.verdict, c.evidence) for one in sections for c in one.claims)
+    rows = tuple((c.source, c.says, c.verdict, c.number, c.seeds, c.rests_on) for one in sections for c in one.claims)
     return Table(
         "conclusions",
         "What the paper says, and what was found",
-        ("where", "the paper says", "on this evidence", "what was found"),
+        ("where", "the paper says", "on this evidence", "the number that decides", "seeds", "table or figure"),
         rows,
     )
 
 
 def runs(results: Results) -> Table:
-    """Who measured what, when, on what."""
+    """Return a row for every measurement: its settings, machine, date and command."""
     rows = []
     for experiment, measurements in results.items():
         for d in measurements:
@@ -102,7 +93,7 @@ def _provenance(results: Results) -> str:
 
 
 def _level(machine: dict[str, Any]) -> str:
-    """Older measurements do not name it."""
+    """Return the instruction level, which older measurements lack."""
     return f", {machine['simd']}" if "simd" in machine else ""
 
 
@@ -110,25 +101,46 @@ def _conclusions(sections: list[Section]) -> str:
     table = conclusions(sections)
     counts = {verdict: sum(row[2] == verdict for row in table.rows) for verdict in CLASSES}
     said = listed([f"{count} {verdict if count == 1 else MANY[verdict]}" for verdict, count in counts.items() if count])
-    cards = "".join(_card(claim, one) for one in sections for claim in one.claims)
+    places = _places(sections)
+    cards = "".join(_card(claim, one, places) for one in sections for claim in one.claims)
     said = (
-        f"Of {len(table.rows)} claims of the paper: {said}. "
-        "Each verdict follows from the numbers, which are all in the JSON, by a rule in the code of the report."
+        f"Of the paper's claims {said}. Each verdict follows from the measurements by a rule in the code of the report. "
+        "Where two numbers are compared, the first is Fastmax's."
     )
-    return (
-        f'<section id="conclusions"><h2>Conclusions</h2><p>{escape(said)}</p><ul class="claims">{cards}</ul></section>'
-    )
+    return f'<section id="conclusions"><h2>Claims</h2><p>{escape(said)}</p><ul class="claims">{cards}</ul></section>'
 
 
-def _card(claim: Claim, of: Section) -> str:
+def _headline(sections: list[Section], drawn: dict[str, str]) -> str:
+    """Show the figures that matter most, with a sentence each."""
+    leads = [lead for one in sections for lead in one.leads]
+    figures = "".join(_chart(one.chart, drawn[one.chart.name], one.sentence) for one in leads)
+    return f'<section id="headline"><h2>In short</h2><div class="charts">{figures}</div></section>' if leads else ""
+
+
+def _places(sections: list[Section]) -> dict[str, str]:
+    """Return the id on the page of every figure and table; a table comes before a figure of the same name."""
+    charts = [chart for one in sections for block in one.blocks for chart in block.charts]
+    charts += [lead.chart for one in sections for lead in one.leads]
+    tables = [table for one in sections for block in one.blocks for table in block.tables]
+    return {one.name: _id("figure", one.name) for one in charts} | {one.name: _id("table", one.name) for one in tables}
+
+
+def _id(kind: str, name: str) -> str:
+    return f"{kind}-{quote(name, safe='')}".replace("%", "_")
+
+
+def _card(claim: Claim, of: Section, places: dict[str, str]) -> str:
     sign = f'<span class="verdict">{SIGNS[claim.verdict]} {escape(claim.verdict)}</span>'
-    says = f'<p class="says">{sign} {escape(claim.says)} <span class="where">{escape(claim.source)}</span></p>'
-    more = f'<p class="more">{_link(of)}</p>' if of.blocks else ""
-    return f'<li class="claim {CLASSES[claim.verdict]}">{says}<p>{escape(_sentence(claim.evidence))}</p>{more}</li>'
+    says = f'{escape(claim.says)} <span class="where">{escape(claim.source)}</span>'
+    seeds = "" if claim.seeds is None else f" {claim.seeds} seed{'s' * (claim.seeds > 1)}."
+    to = places.get(claim.rests_on)
+    link = f' <a href="#{to}">All numbers</a>' if to else f" {_link(of)}" if of.blocks else ""
+    found = f"<b>{escape(_sentence(claim.number))}</b>{seeds}{link}"
+    return f'<li class="claim {CLASSES[claim.verdict]}"><p>{sign} {says}</p><p>{found}</p></li>'
 
 
 def _link(to: Section) -> str:
-    """By its title, without the figures of the paper that it is about."""
+    """Link a section by its title, without the figures of the paper that it is about."""
     return f'<a href="#{to.name}">{escape(to.title.split(" (")[0])}</a>'
 
 
@@ -141,20 +153,23 @@ def _section(one: Section, drawn: dict[str, str]) -> str:
     blocks = [_block(block, drawn) for block in one.blocks]
     if one.name == "maps" and one.data:
         blocks.insert(1, _EXPLORER)  # below the figure that stands still
-    return f'<section id="{one.name}"><h2>{escape(one.title)}</h2><p>{escape(one.intro)}</p>{"".join(blocks)}</section>'
+    links = [f'<a href="#{_id("figure", lead.chart.name)}">{escape(lead.chart.title)}</a>' for lead in one.leads]
+    above = f"<p>At the top of the page: {', '.join(links)}.</p>" if links else ""
+    intro = f"<h2>{escape(one.title)}</h2><p>{escape(one.intro)}</p>{above}"
+    return f'<section id="{one.name}">{intro}{"".join(blocks)}</section>'
 
 
 def _block(block: PageBlock, drawn: dict[str, str]) -> str:
     figures = "".join(_chart(chart, drawn[chart.name]) for chart in block.charts)
     inside = f'<div class="charts">{figures}</div>' if figures else ""
-    inside += "".join(_finding(one) for one in block.findings if one.text)
+    inside += "".join(f'<p class="finding">{escape(_sentence(one.text))}</p>' for one in block.findings if one.text)
     inside += "".join(_table(one) for one in block.tables)
     if block.folded:
         return f"<details><summary>{escape(block.title)}</summary>{inside}</details>"
     return (f"<h3>{escape(block.title)}</h3>" if block.title else "") + inside
 
 
-def _chart(chart: Chart, svg: str) -> str:
+def _chart(chart: Chart, svg: str, sentence: str = "") -> str:
     svg = svg.replace(
         "<svg",
         f'<svg role="img" aria-label="{escape(chart.title)}: {escape(chart.y_label)} against {escape(chart.x_label)}"',
@@ -163,17 +178,13 @@ def _chart(chart: Chart, svg: str) -> str:
     links = " ".join(
         f'<a href="figures/{quote(chart.name)}.{kind}">{kind.upper()}</a>' for kind in ("svg", "png", "csv")
     )
-    return f"<figure>{svg}<figcaption>{escape(chart.title)} <small>{links}</small></figcaption></figure>"
-
-
-def _finding(one: Finding) -> str:
-    says = f'<span class="says">The paper: {escape(one.says)}</span> ' if one.says else ""
-    sign = f'<span class="verdict">{SIGNS[one.verdict]} {escape(one.verdict)}</span> ' if one.verdict else ""
-    return f'<p class="finding {CLASSES.get(one.verdict, "")}">{says}{sign}{escape(_sentence(one.text))}</p>'
+    caption = f"{escape(chart.title)}. {escape(_sentence(sentence))}" if sentence else escape(chart.title)
+    caption = f"<figcaption>{caption} <small>{links}</small></figcaption>"
+    return f'<figure id="{_id("figure", chart.name)}">{svg}{caption}</figure>'
 
 
 def _sentence(text: str) -> str:
-    """Begins with a capital, unless it begins with a name, and ends with a stop."""
+    """Begin a text with a capital, unless it begins with a name, and end it with a stop."""
     first = text.split(" ")[0]
     text = text if any(ch.isdigit() for ch in first) or first.endswith((":", ",")) else text[:1].upper() + text[1:]
     return text if text.endswith((".", "!")) else f"{text}."
@@ -186,7 +197,7 @@ def _table(table: Table) -> str:
     wide = " wide" if len(table.columns) >= WIDE_TABLE else ""
     # the title is no caption, which would scroll away with the columns
     shown = (
-        f'<div class="table{wide}" style="--columns: {len(table.columns)}">'
+        f'<div class="table{wide}" id="{_id("table", table.name)}" style="--columns: {len(table.columns)}">'
         f'<table data-name="{escape(table.name)}" aria-label="{escape(table.title)}">'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )

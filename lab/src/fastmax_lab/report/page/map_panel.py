@@ -41,7 +41,7 @@ class Panel(Chart):
 
 
 def typical(measurement: Measurement) -> Map:
-    """The head in the middle of all by its share of effective keys (of two, the more local one), on the first sample."""
+    """Return the head in the middle by its share of effective keys (of two, the more local one), on the first sample."""
     result = measurement.values
     heads = sorted(
         (head["keys"], number, h) for number, layer in enumerate(result["locality"]) for h, head in enumerate(layer)
@@ -53,7 +53,7 @@ def typical(measurement: Measurement) -> Map:
 
 
 def draw_panel(panel: Panel) -> tuple[bytes, bytes]:
-    """SVG and PNG, on white."""
+    """Draw a panel on white, as SVG and PNG."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import PowerNorm

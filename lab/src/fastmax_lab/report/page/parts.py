@@ -1,4 +1,4 @@
-"""What a report is made of: tables, charts, findings, claims, and sections that have them."""
+"""The parts of a report: tables, charts, findings, claims, and sections that have them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,8 +9,10 @@ AGREES, DIFFERS, PARTLY, OPEN = "holds", "does not hold", "holds in part", "not 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are numbers, texts or None. `formats` are format specifications of columns of numbers, such as ".2f". Whether it
-    is `folded` away goes by its length, where nothing is said."""
+    """A table whose cells are numbers, texts or None. `formats` has the format specification of each column of numbers.
+
+    If `folded` is None, a long table is folded away.
+    """
 
     name: str
     title: str
@@ -29,8 +31,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one contestant. `deviation` is drawn as a band or bars, `area` as circles; `missing` are places
-    on the x axis that are marked with an x."""
+    """The points of one contestant. `deviation` is drawn as a band or bars, `area` as circles.
+
+    `missing` has the places on the x axis that are marked with an x.
+    """
 
     label: str
     x: tuple[float, ...]
@@ -44,7 +48,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """`categories` name the places 0, 1, .. on the y axis, of a chart of dots in rows."""
+    """A chart of several series. `categories` name the rows of a chart of dots: row i is from i up to i + 1 on the y axis."""
 
     name: str
     title: str
@@ -58,7 +62,7 @@ class Chart:
     reference: float | None = None
 
     def data(self) -> Table:
-        """Every number that is drawn."""
+        """Return every number that is drawn."""
         rows: list[tuple[Any, ...]] = []
         for one in self.series:
             for i, (x, y) in enumerate(zip(one.x, one.y, strict=True)):
@@ -73,31 +77,43 @@ class Chart:
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence under figures: what they show and, if the paper speaks of it, what it says and whether they agree."""
+    """A paragraph under figures or above tables."""
 
     text: str
-    verdict: str = ""
-    says: str = ""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says, where, what was found here, and the numbers that say so."""
+    """A claim of the paper, the verdict on it, and the number that decides.
+
+    `rests_on` names the table or figure with all numbers, `seeds` how many trainings a number is the mean of. The
+    `notes` stand beside that table: what limits the verdict, and how it was judged.
+    """
 
     source: str
     says: str
     verdict: str
-    evidence: str
+    number: str
+    notes: tuple[str, ...] = ()
+    rests_on: str = ""
+    seeds: int | None = None
 
     @property
-    def finding(self) -> Finding:
-        """The same, to stand under the figures that it rests on."""
-        return Finding(self.evidence, self.verdict, self.says)
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(Finding(note) for note in self.notes)
+
+
+@dataclass(frozen=True)
+class Lead:
+    """A figure for the head of the page, with one sentence. No block has it again."""
+
+    chart: Chart
+    sentence: str
 
 
 @dataclass(frozen=True)
 class PageBlock:
-    """Charts that belong together, a sentence on them, tables; folded away where they are many."""
+    """Charts that belong together, paragraphs on them, and tables. `folded` hides all of it until it is opened."""
 
     title: str = ""
     charts: tuple[Chart, ...] = ()
@@ -108,7 +124,7 @@ class PageBlock:
 
 @dataclass(frozen=True)
 class Section:
-    """`headline` is a line for the terminal; `data` what scripts of the page need."""
+    """A section of the page. `headline` is a line for the terminal; `data` is for the scripts of the page."""
 
     name: str
     title: str
@@ -116,8 +132,10 @@ class Section:
     blocks: tuple[PageBlock, ...] = ()
     claims: tuple[Claim, ...] = ()
     headline: str = ""
+    leads: tuple[Lead, ...] = ()
     data: dict[str, Any] = field(default_factory=dict)
 
 
 def untested(source: str, says: str, why: str = "nothing of it was measured in this folder") -> Claim:
+    """Return a claim without a verdict, and why there is none."""
     return Claim(source, says, OPEN, why)

@@ -16,21 +16,21 @@ CLEAR = 2.0
 
 @dataclass(frozen=True)
 class Gap:
-    """A difference between two that were trained from the same seeds, in pairs. The error is None of a single pair."""
+    """The mean difference between two attentions over pairs of the same seed. A single pair has no error."""
 
     mean: float
     error: float | None
     seeds: int
 
     def side(self, error: float = 0.0) -> int:
-        """1 if clearly above 0, -1 if clearly below, else 0. A larger standard error than that over seeds may be given."""
+        """Return 1 if clearly above 0, -1 if clearly below, else 0. `error` counts if it is larger than that over seeds."""
         if self.error is None or abs(self.mean) <= CLEAR * max(self.error, error):
             return 0
         return 1 if self.mean > 0 else -1
 
 
 def gap(ours: dict[int, float], theirs: dict[int, float]) -> Gap | None:
-    """Of the seeds that both have; None if there are none."""
+    """Return the gap over the seeds that both have, or None if there are none."""
     pairs = [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
     if not pairs:
         return None
@@ -40,7 +40,7 @@ def gap(ours: dict[int, float], theirs: dict[int, float]) -> Gap | None:
 
 @dataclass(frozen=True)
 class Tuned:
-    """An attention at its best rate: what is reported and what chose the rate, by seed."""
+    """An attention at its best rate: the reported values and those that chose the rate, by seed."""
 
     attention: str
     rate: float
@@ -52,14 +52,14 @@ class Tuned:
 
     @property
     def edge(self) -> str:
-        """Whether a rate that was not tried might be better still."""
+        """Return the end of the tried rates that the best one is at, beyond which a better one may be; "" if it is inside."""
         if len(self.rates) < 2:
             return ""
         return "highest" if self.rate == self.rates[-1] else "lowest" if self.rate == self.rates[0] else ""
 
 
 def tuned(found: list[Measurement], value: Value, chosen_by: Value, *, higher: bool = False) -> dict[str, Tuned]:
-    """By attention, the best first by `chosen_by`, of which `higher` or lower is better."""
+    """Return each attention at its best rate, the best first by `chosen_by`. If `higher`, larger values are better."""
     best = max if higher else min
     result: dict[str, Tuned] = {}
     by_name = group(found, lambda d: d.settings["attention"])
@@ -80,7 +80,7 @@ def tuned(found: list[Measurement], value: Value, chosen_by: Value, *, higher: b
 def compared(
     runs: dict[str, Tuned], name: str, title: str, unit: str, *, decimals: int, chosen_unit: str = ""
 ) -> Table:
-    """A row for each attention; what chose the rates has columns of its own if it has a unit."""
+    """Return a row for each attention. The values that chose the rates have columns if they have a unit."""
     rows: list[tuple[Any, ...]] = []
     for one in runs.values():
         gaps = (None, None) if one.gap is None else (one.gap.mean, one.gap.error)
@@ -96,16 +96,16 @@ def compared(
 
 
 def dots(table: Table) -> Series:
-    """The rows of `compared`, from the first on, with their spread."""
+    """Draw the rows of `compared`, from the first on, with their spread."""
     places = tuple(range(len(table.rows)))
     return Series("best learning rate", tuple(r[2] for r in table.rows), places, tuple(r[3] for r in table.rows))
 
 
 def edges(runs: dict[str, Tuned]) -> str:
-    """Whose rate might be better beyond those that were tried; "" if nobody's."""
+    """Name the attentions whose best rate is at an end of those that were tried; "" if there are none."""
     parts = []
     for edge in ("highest", "lowest"):
         names = [name for name, one in runs.items() if one.edge == edge]
         if names:
             parts.append(f"The {edge} rate that was tried is the best for: {'; '.join(names)}.")
-    return f"{' '.join(parts)} Beyond it might be a better one, so these may be better than shown." if parts else ""
+    return f"{' '.join(parts)} A better one may lie beyond it." if parts else ""

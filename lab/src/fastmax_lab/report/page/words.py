@@ -1,9 +1,9 @@
-"""Numbers in sentences."""
+"""Names on the page explained, and numbers in sentences."""
 
 from fastmax_lab.report.table import times as times
 
 MEANINGS = {
-    "softmax": "attention as everybody has it, by PyTorch's own kernel, which keeps no N × N matrix",
+    "softmax": "softmax attention by PyTorch's own kernel, which keeps no N × N matrix",
     "vanilla": "the same numbers by the plain formula, matrix by matrix; also called softmax, plain formula",
     "softmax, standardized": "softmax of queries and keys that are standardized as those of Fastmax are",
     "fastmax1": "Fastmax of order 1, with scale 1/D: a larger one could make weights negative",
@@ -15,20 +15,20 @@ MEANINGS = {
     "fastmax2, learned scale": "Fastmax of order 2 with one learned scale per head",
     "fastmax2, as released": "Fastmax of order 2 as in its authors' code: queries and keys are divided by their largest norm",
     "fastmax4": "Fastmax of order 4, with scale 1/√D",
-    "…, decay": "with one learned rate of forgetting per head: ours, not in the paper",
-    "…, gated": "with a forget gate, which each token sets anew: ours, not in the paper",
+    "…, decay": "with one learned decay per head: ours, not in the paper",
+    "…, gated": "with a forget gate, a decay per token and head: ours, not in the paper",
     "linear, performer, reformer, informer": "the other attentions of the paper's tables, in our code",
     "N, D": "the number of tokens, and the channels of one head",
     "±": (
-        "the standard deviation over seeds. Where there is one seed, what is given is the standard error of a share of so "
-        "many test examples; tables name it"
+        "the standard deviation over seeds. Where there is one seed, tables name the standard error of an accuracy on the "
+        "test examples"
     ),
     "best by dev": (
-        "of the Fastmaxes, in each task the one of the highest accuracy on the dev set; shown is its accuracy on the test set"
+        "in each task the Fastmax of the highest accuracy on the dev set; shown is its accuracy on the test set"
     ),
     "the paper's numbers": "measured on RTX A6000 and A5000 GPUs; all others on the machine named at the top",
 }
-"""Of the labels on the page."""
+"""The labels on the page."""
 
 
 def plus_minus(value: float, deviation: float | None, digits: int = 2) -> str:

@@ -1,4 +1,4 @@
-"""Dropout: which way of dropping factorized terms helps (Figure 2)."""
+"""Dropout: the ways of dropping factorized terms compared (Figure 2)."""
 
 from collections.abc import Hashable
 from statistics import mean
@@ -9,9 +9,9 @@ from fastmax_lab.report.page.parts import (
     DIFFERS,
     OPEN,
     PARTLY,
+    PageBlock,
     Chart,
     Claim,
-    PageBlock,
     Section,
     Series,
     Table,
@@ -45,12 +45,12 @@ def section(results: Results) -> Section:
     rates = sorted({d.settings["rate"] for d in measurements} - {0.0})
     charts = tuple(chart(measurements, rate) for rate in rates)
     claims = claims_of(measurements)
-    findings = tuple(claim.finding for claim in claims)
+    findings = tuple(finding for claim in claims for finding in claim.findings)
     return Section(NAME, TITLE, intro, (PageBlock("", charts, findings, (table,)),), claims, _headline(table))
 
 
 def _setup(measurement: Measurement) -> Hashable:
-    """What runs have to share, to be compared."""
+    """Return the settings that runs have to share to be compared."""
     own = ("mode", "rate", "seed")
     return tuple(sorted((name, str(value)) for name, value in measurement.settings.items() if name not in own))
 
@@ -101,7 +101,7 @@ Losses = dict[tuple[str, float], dict[int, float]]
 
 
 def claims_of(measurements: list[Measurement]) -> tuple[Claim, Claim]:
-    """By the test loss at the end, in pairs of the same seed: a difference below two standard errors decides nothing.
+    """Judge by the test loss at the end, in pairs of the same seed: a difference below two standard errors decides nothing.
 
     A rate counts for the best way where all three ways were measured at it.
     """
@@ -119,49 +119,51 @@ def _best(losses: Losses, rise: Gap, accuracies: str) -> Claim:
     rates = sorted({rate for _, rate in losses if all((way, rate) in losses for way in WAYS)})
     if not rates:
         return untested(*BEST, UNFINISHED)
-    sides, words = [], []
+    sides, behind = [], []
     for rate in rates:
-        means = sorted((mean(losses[way, rate].values()), way) for way in WAYS)
-        words.append(
-            f"at rate {rate:g} {means[0][1]} is best: " + ", ".join(f"{way} {loss:.3f}" for loss, way in means)
-        )
-        gaps = [gap(losses["quadratic", rate], losses[way, rate]) for way in WAYS if way != "quadratic"]
+        others = [way for way in WAYS if way != "quadratic"]
+        gaps = [gap(losses["quadratic", rate], losses[way, rate]) for way in others]
         sides.append(max(0 if one is None else one.side() for one in gaps))  # 1: another way is clearly better
-    text = f"Test loss at the end, without dropout {mean(losses['none', 0.0].values()):.3f}; {'; '.join(words)}. {accuracies}"
+        ours = mean(losses["quadratic", rate].values())
+        best, way = min((mean(losses[way, rate].values()), way) for way in others)
+        behind.append((ours - best, f"test loss at rate {rate:g}: quadratic {ours:.3f}, {way} {best:.3f}"))
+    number = max(behind, key=lambda one: abs(one[0]))[1]
+    verdict, notes = OPEN, [accuracies]
     if rise.side() <= 0:
-        return Claim(*BEST, OPEN, f"{text} {_calm(rise)}")
-    if all(side < 0 for side in sides):
-        return Claim(*BEST, AGREES, text)
-    if any(side < 0 for side in sides):
-        return Claim(*BEST, PARTLY, text)
-    if any(side > 0 for side in sides):
-        return Claim(*BEST, DIFFERS, text)
-    return Claim(*BEST, OPEN, f"{text} Undecided: the ways differ by no more than noise.")
+        notes.append(_calm(rise))
+    elif all(side < 0 for side in sides):
+        verdict = AGREES
+    elif any(side < 0 for side in sides):
+        verdict = PARTLY
+    elif any(side > 0 for side in sides):
+        verdict = DIFFERS
+    else:
+        notes.append("Which way is best is open: they differ by no more than noise.")
+    seeds = min(len(losses[way, rate]) for way in WAYS for rate in rates)
+    return Claim(*BEST, verdict, number, tuple(notes), "dropout", seeds)
 
 
 def _helps(losses: Losses, rise: Gap) -> Claim:
-    """Of the smallest rate: the paper speaks of small amounts."""
+    """Judge by the smallest rate, because the paper speaks of small amounts."""
     rate = min((rate for way, rate in losses if way == "quadratic"), default=None)
     found = None if rate is None else gap(losses["quadratic", rate], losses["none", 0.0])
     if found is None:
         return untested(*HELPS, UNFINISHED)
-    noise = "one seed" if found.error is None else f"standard error {found.error:.3f}, {found.seeds} seeds"
-    text = f"Quadratic dropout at rate {rate:g} changes the test loss at the end by {found.mean:+.3f} ({noise})."
-    if rise.side() <= 0:
-        return Claim(*HELPS, OPEN, f"{text} {_calm(rise)}")
-    if found.side() == 0:
-        return Claim(*HELPS, OPEN, f"{text} Undecided: no more than noise.")
-    return Claim(*HELPS, AGREES if found.side() < 0 else DIFFERS, text)
+    noise = "" if found.error is None else f", standard error {found.error:.3f}"
+    number = f"test loss at rate {rate:g} changes by {found.mean:+.3f}{noise}"
+    verdict = OPEN if rise.side() <= 0 or found.side() == 0 else AGREES if found.side() < 0 else DIFFERS
+    notes = (_calm(rise),) if rise.side() <= 0 else ()
+    return Claim(*HELPS, verdict, number, notes, "dropout", found.seeds)
 
 
 def _calm(rise: Gap) -> str:
     if rise.error is None:
         return "One seed decides nothing."
-    return "Without dropout the test loss does not clearly rise again, so there is nothing for dropout to mend: not judged."
+    return "Not judged: without dropout the test loss does not clearly rise again, so dropout has nothing to improve."
 
 
 def _accuracies(measurements: list[Measurement]) -> str:
-    """Of all ways and rates."""
+    """Describe the range of the accuracies of all ways and rates."""
     ways = group(measurements, lambda d: (d.settings["mode"], d.settings["rate"])).values()
     found = [spread([100 * d.values["accuracy"] for d in own]) for own in ways]
     low, high = min(one[0] for one in found), max(one[0] for one in found)

@@ -7,10 +7,10 @@ from fastmax_lab.report.page.parts import (
     AGREES,
     DIFFERS,
     PARTLY,
+    PageBlock,
     Chart,
     Claim,
     Finding,
-    PageBlock,
     Section,
     Series,
     Table,
@@ -23,7 +23,7 @@ SHARES = ("negative", "denominators", "causal_denominators")
 TITLE = "Exactness and gradients"
 BOUND = ("Section 2.3", "Gradients of the score are bounded: 0 ≤ ∂o/∂s ≤ 10 ‖v‖∞ / (2N + 3), since 0 ≤ s ≤ 1.")
 PREMISE, COMPUTED = "0 <= s <= 1", "-D <= s <= D"
-"""What the paper says of s, and what is so: the beginnings of the names of cases."""
+"""The range of s by the paper, and the true one: the beginnings of the names of cases."""
 VALID = ("Equation 10", "Attention weights are not negative and sum to one.")
 SAVED = ("Section 2.5", "Custom gradients reduce what is stored from O(N D²), masked O(N D³), to O(N D).")
 
@@ -51,7 +51,12 @@ def section(results: Results) -> Section:
     blocks += [] if saved is None else [_saved(saved)]
     claims.append(untested(*SAVED) if saved is None else _saved_claim(saved))
     return Section(
-        NAME, TITLE, "What must hold before any training is worth looking at.", tuple(blocks), tuple(claims), headline
+        NAME,
+        TITLE,
+        "Errors, gradients, weights and memory, without any training.",
+        tuple(blocks),
+        tuple(claims),
+        headline,
     )
 
 
@@ -80,8 +85,8 @@ def _error(measurement: Measurement) -> PageBlock:
     )  # fmt: skip
     worst = max(r["errors"]["fastmax2"] / r["errors"]["softmax"] for r in rows)
     text = (
-        f"The error of Fastmax2 is at most {worst:.1f} times that of PyTorch's softmax attention at the same N: it is the "
-        "same function as the N × N matrix of its definition, not an approximation of it."
+        f"The error of Fastmax2 is at most {worst:.1f} times that of PyTorch's softmax attention at the same N: Fastmax is "
+        "computed exactly, not approximated."
     )
     return PageBlock("Error over N", (chart,), (Finding(text),), (table,))
 
@@ -106,39 +111,33 @@ def _bound(measurement: Measurement) -> PageBlock:
         True,
         2,
     )
-    return PageBlock("The gradient bound", (chart,), (_bound_claim(measurement).finding,))
+    return PageBlock("The gradient bound", (chart,), _bound_claim(measurement).findings)
 
 
 def _bound_claim(measurement: Measurement) -> Claim:
     rows = measurement.values["rows"]
     inside, outside = (_closest(rows, premise) for premise in (PREMISE, COMPUTED))
-    drawn = max(r["largest"][name] / r["paper"] for r in rows for name in r["largest"] if name.endswith("drawn"))
     least, at = min(
         (least, r["tokens"]) for r in rows for name, least in r["least"].items() if name.startswith(PREMISE)
     )
     below = any(least < 0 for r in rows for least in r["least"].values())
-    text = (
-        f"If 0 ≤ s ≤ 1, the worst case that was found comes to {_percent(inside[0])} of the upper bound (N = {inside[1]}). "
-        f"But s of standardized tokens lies in [-D, D], and there the worst is {_percent(outside[0])} of it "
-        f"(D = {measurement.settings['head_dim']}, N = {outside[1]}), while {_percent(drawn)} is the most of what was drawn. "
-        f"The least gradient if 0 ≤ s ≤ 1 is {least:.2g} ‖v‖∞ (N = {at}){': 0 is no lower bound' if below else ''}."
+    number = f"{_percent(inside)} of the bound under its premise; {_percent(outside)} for standardized tokens"
+    notes = ["Standardized tokens have s from -D to D, which the paper's premise leaves out."]
+    notes += (
+        [f"The least gradient under the premise is {least:.2g} ‖v‖∞ (N = {at}): 0 is no lower bound."] if below else []
     )
-    verdict = DIFFERS if inside[0] > 1 else PARTLY if below or outside[0] > 1 else AGREES
-    return Claim(*BOUND, verdict, text)
+    verdict = DIFFERS if inside > 1 else PARTLY if below or outside > 1 else AGREES
+    return Claim(*BOUND, verdict, number, tuple(notes), "exactness-bound")
 
 
-def _closest(rows: list[dict[str, Any]], premise: str) -> tuple[float, int]:
-    """The largest gradient as a share of the paper's upper bound, and its N."""
-    return max(
-        (size / r["paper"], r["tokens"])
-        for r in rows
-        for name, size in r["largest"].items()
-        if name.startswith(premise)
-    )
+def _closest(rows: list[dict[str, Any]], premise: str) -> float:
+    """Return the largest gradient as a share of the paper's upper bound."""
+    shares = [size / r["paper"] for r in rows for name, size in r["largest"].items() if name.startswith(premise)]
+    return float(max(shares))
 
 
 def _percent(share: float) -> str:
-    """Never 0 % of what is not 0."""
+    """Format a share. A share that is not 0 is never shown as 0 %."""
     return f"{100 * share:.0f} %" if share == 0 or share >= 0.01 else f"{100 * share:.1g} %"
 
 
@@ -155,7 +154,7 @@ def _negative(measurement: Measurement) -> PageBlock:
         ("", "", "", ".2f", ".2f", ".2f"),
     )  # fmt: skip
     claim = _negative_claim(measurement)
-    return PageBlock("Negative weights", (), (claim.finding,), (table,))
+    return PageBlock("Negative weights", (), claim.findings, (table,))
 
 
 def _negative_claim(measurement: Measurement) -> Claim:
@@ -166,13 +165,14 @@ def _negative_claim(measurement: Measurement) -> Claim:
     safe = max(r["negative"] for r in rows if r["order"] % 2 and r["scale"] == "1/D")
     worst = max(written, key=lambda r: r["denominators"])
     low, high = min(r["negative"] for r in written), max(r["negative"] for r in written)
-    text = (
-        f"Even orders: {_percent(even)} negative weights at any scale. Order 1 as written: {_percent(low)} to "
-        f"{_percent(high)} are negative, and up to {_percent(worst['denominators'])} of denominators are not positive "
-        f"(D = {worst['head_dim']}); with the scale 1/D, the default here, {_percent(safe)} of weights are negative. That "
-        "weights sum to one is a matter of their division by the denominator, and was not measured."
+    of_even = _percent(even) if even else "none"
+    number = f"negative: {of_even} for even orders, {_percent(low)} to {_percent(high)} for order 1"
+    notes = (
+        f"Of the denominators of order 1 as written up to {_percent(worst['denominators'])} are not positive.",
+        f"At the scale 1/D, the default here, {_percent(safe)} of the weights of odd orders are negative.",
+        "Weights sum to one because they are divided by their sum; that was not measured.",
     )
-    return Claim(*VALID, DIFFERS if even else PARTLY if odd else AGREES, text)
+    return Claim(*VALID, DIFFERS if even else PARTLY if odd else AGREES, number, notes, "exactness-negative")
 
 
 def _saved(measurement: Measurement) -> PageBlock:
@@ -185,20 +185,13 @@ def _saved(measurement: Measurement) -> PageBlock:
     title = f"Bytes kept from forward for backward, one head of {rows[0]['head_dim']}, order 2"
     table = Table("exactness-saved", title, columns, tuple(lines), (",", "", ",.0f", ",.0f", ".1f"))
     claim = _saved_claim(measurement)
-    return PageBlock("Memory of the gradient", (), (claim.finding,), (table,))
+    return PageBlock("Memory of the gradient", (), claim.findings, (table,))
 
 
 def _saved_claim(measurement: Measurement) -> Claim:
     rows = measurement.values["rows"]
-    ratios = {
-        causal: [r["bytes"]["plain autograd"] / r["bytes"]["custom gradient"] for r in rows if r["is_causal"] == causal]
-        for causal in (False, True)
-    }
     per_token = {r["bytes"]["custom gradient"] / r["tokens"] for r in rows}
-    text = (
-        f"The custom gradient keeps {max(per_token):,.0f} bytes per token at every N, masked or "
-        f"not; autograd on the paper's form keeps {min(ratios[False]):.0f} (unmasked) to {max(ratios[True]):.0f} "
-        "times (masked) as much. Not counted is "
-        "the sum over keys that an unmasked pass may keep where it is smaller than the keys."
-    )
-    return Claim(*SAVED, AGREES if len(per_token) == 1 else PARTLY, text)
+    low, high = f"{min(per_token):,.0f}", f"{max(per_token):,.0f}"
+    number = f"{low if low == high else f'{low} to {high}'} bytes a token for a head of {rows[0]['head_dim']}"
+    notes = ("Not counted is the sum over keys, which an unmasked pass may keep where it is smaller than the keys.",)
+    return Claim(*SAVED, AGREES if len(per_token) == 1 else PARTLY, number, notes, "exactness-saved")

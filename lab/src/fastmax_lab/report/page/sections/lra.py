@@ -1,5 +1,6 @@
 """Long Range Arena: accuracy (Table 1), loss curves and accuracy at equal time (Figure 6)."""
 
+from dataclasses import replace
 from statistics import mean, stdev
 
 from fastmax_lab.lra import paper
@@ -11,10 +12,11 @@ from fastmax_lab.report.page.parts import (
     DIFFERS,
     OPEN,
     PARTLY,
+    PageBlock,
     Chart,
     Claim,
     Finding,
-    PageBlock,
+    Lead,
     Section,
     Series,
     Table,
@@ -30,7 +32,6 @@ from fastmax_lab.report.page.sections.lra_runs import (
     best_fastmax,
     by_attention,
     error,
-    is_fastmax,
     of_kind,
 )
 from fastmax_lab.report.page.words import listed
@@ -63,20 +64,61 @@ def section(results: Results) -> Section:
             tables += [accuracies(runs, name, which), dev_accuracies(runs, f"{name}-dev", which)]
     if longer:
         tables.append(longer_runs(longer, measurements))
-    findings = (equal.finding, *guessing(every), Finding(paper.WARNING))
+    tables += [one for one in (gaps(measurements), chance(every)) if one.rows]
+    against_time = [] if time is None else charts(measurements, pace)
+    leads = (*_accuracy_lead(measurements), *_time_lead(against_time, time))
+    shown = [lead.chart.name for lead in leads]
     blocks = [
-        PageBlock("Test accuracy", (), findings, (*tables, budgets(every))),
-        PageBlock("Training loss against steps", tuple(charts(measurements)), (by_steps.finding,)),
+        PageBlock("Test accuracy", (), (*equal.findings, Finding(paper.WARNING)), (*tables, budgets(every))),
+        PageBlock("Training loss against steps", tuple(charts(measurements)), by_steps.findings, (ends(measurements),)),
     ]
     if time is not None:
-        found = (by_clock.finding, Finding(lra_time.HOW))
+        found = (*by_clock.findings, Finding(lra_time.HOW))
         accuracy_charts = tuple(lra_time.charts(measurements, longer, pace))
         blocks.append(PageBlock("Accuracy against wall clock", accuracy_charts, found, (time,)))
-        again = Finding("The training losses once more, every step at the pace of its own attention.")
-        blocks.append(PageBlock("Training loss against wall clock", tuple(charts(measurements, pace)), (again,)))
-    return Section(
-        NAME, TITLE, _intro(every), tuple(blocks), (equal, by_steps, by_clock), f"accuracy: {equal.evidence}"
+        again = Finding("Every step takes the time of its attention.")
+        blocks.append(
+            PageBlock(
+                "Training loss against wall clock", tuple(c for c in against_time if c.name not in shown), (again,)
+            )
+        )
+    claims, headline = (equal, by_steps, by_clock), f"accuracy: {equal.number}"
+    return Section(NAME, TITLE, _intro(every), tuple(blocks), claims, headline, leads)
+
+
+def _accuracy_lead(measurements: list[Measurement]) -> tuple[Lead, ...]:
+    """Draw the accuracy by task of softmax, the paper's Fastmaxes and the gated one, where something was learned."""
+    shown = ("softmax", "fastmax1", PAPER, "fastmax2, gated")
+    found = group(measurements, lambda d: d.settings["task"])
+    tasks = [task for task, runs in found.items() if "softmax" in by_attention(runs) and not all(map(at_chance, runs))]
+    if not tasks:
+        return ()
+    series = []
+    for number, name in enumerate(shown):
+        runs = {task: by_attention(found[task])[name] for task in tasks if name in by_attention(found[task])}
+        places = tuple(tasks.index(task) + 0.15 * number for task in runs)
+        if runs:
+            x = tuple(accuracy(of) for of in runs.values())
+            series.append(Series(name, x, places, tuple(error(of) for of in runs.values())))
+    chart = Chart(
+        "lra-accuracy-by-task", "Long Range Arena", "test accuracy, %", "", tuple(series), categories=tuple(tasks)
     )
+    level = sum(row[-2] == "level" for row in gaps(measurements).rows)
+    decided = sum(row[-2] != "open" for row in gaps(measurements).rows)
+    said = f"In equal steps Fastmax2 and softmax are level on {level} of {decided} tasks, within two standard errors"
+    return (Lead(chart, said),)
+
+
+def _time_lead(drawn: list[Chart], time: Table | None) -> tuple[Lead, ...]:
+    """Draw the training loss against time of the paper's Figure 6, and say what a step of Fastmax1 costs."""
+    prices = {} if time is None else {(row[0], row[1]): row[2] for row in time.rows}
+    for task in ("image", "text", "listops"):
+        chart = next((one for one in drawn if one.title == task), None)
+        if chart is not None and {(task, "softmax"), (task, "fastmax1")} <= prices.keys():
+            share = prices[task, "fastmax1"] / prices[task, "softmax"]
+            said = f"A training step of Fastmax1 takes {share:.2f} of the time of one with PyTorch's softmax kernel"
+            return (Lead(replace(chart, title=f"Training loss on {task}"), said),)
+    return ()
 
 
 def _intro(measurements: list[Measurement]) -> str:
@@ -112,7 +154,7 @@ def _intro(measurements: list[Measurement]) -> str:
 
 
 def accuracies(measurements: list[Measurement], name: str, which: str) -> Table:
-    """Of each attention, and of the Fastmax that is best by dev accuracy in each task, where there is a choice."""
+    """Return test accuracies of each attention and, where there is a choice, of the Fastmax that is best by dev accuracy."""
     tasks = _tasks(measurements)
     rows = []
     for attention, found in _rows(measurements).items():
@@ -127,7 +169,7 @@ def accuracies(measurements: list[Measurement], name: str, which: str) -> Table:
 
 
 def dev_accuracies(measurements: list[Measurement], name: str, which: str) -> Table:
-    """By which checkpoints, and the best Fastmax, are chosen."""
+    """Return the dev accuracies, which choose the checkpoints and the best Fastmax."""
     tasks = _tasks(measurements)
     rows = []
     for attention, found in _rows(measurements).items():
@@ -149,7 +191,7 @@ def _head(measurements: list[Measurement], task: str) -> str:
 
 
 def _rows(measurements: list[Measurement]) -> dict[str, list[Measurement]]:
-    """The runs of each attention, and last those of the best Fastmax, where there is a choice."""
+    """Return the runs of each attention and, where there is a choice, last those of the best Fastmax."""
     rows = by_attention(measurements)
     if sum(name.startswith("fastmax") for name in rows) > 1:
         of_task = group(measurements, lambda d: str(d.settings["task"]))
@@ -163,12 +205,12 @@ def _cells(runs: list[Measurement], tasks: list[str], split: str) -> list[float 
 
 
 def _have_a_mean(runs: list[Measurement]) -> bool:
-    """Return whether a mean over tasks says anything: the same steps in each, and none at chance level."""
+    """Return True if a mean over tasks is comparable: the same steps in each, and none at chance level."""
     return len({d.settings["steps"] for d in runs}) == 1 and not any(map(at_chance, runs))
 
 
 def _mean(cells: list[float | None]) -> float | None:
-    """Over tasks, where none is missing."""
+    """Return the mean over tasks, or None if one is missing."""
     return None if None in cells else mean(cell for cell in cells if cell is not None)
 
 
@@ -247,7 +289,7 @@ def _smooth(measurement: Measurement) -> list[tuple[float, float]]:
 
 
 def charts(measurements: list[Measurement], pace: list[Measurement] | None = None) -> list[Chart]:
-    """With `pace`, the x axis is time."""
+    """Draw the training losses of each task. If `pace` is given, the x axis is time."""
     found = []
     for task, runs in group(measurements, lambda d: d.settings["task"]).items():
         of_step = {} if pace is None else lra_time.seconds(runs[0], pace)
@@ -267,81 +309,109 @@ def charts(measurements: list[Measurement], pace: list[Measurement] | None = Non
     return found
 
 
-def guessing(measurements: list[Measurement]) -> list[Finding]:
-    """What has not learned anything, and how long was tried."""
-    parts = []
-    for (task, steps), found in group(
-        measurements, lambda d: (d.settings["task"], d.settings["steps"])
-    ).items():  # fmt: skip
+def chance(measurements: list[Measurement]) -> Table:
+    """Return the runs that have not left chance level, and how long they were."""
+    rows = []
+    for (task, steps), found in group(measurements, lambda d: (d.settings["task"], d.settings["steps"])).items():
         names = list(by_attention(d for d in found if at_chance(d)))
         if names:
-            parts.append(f"{task}, {steps:,} steps of {found[0].settings['batch']} examples: {listed(names)}")
-    return [Finding(f"Still within two standard errors of guessing: {'; '.join(parts)}.")] if parts else []
+            rows.append((task, steps, found[0].settings["batch"], "; ".join(names)))
+    return Table(
+        "lra-chance",
+        "Runs within two standard errors of chance level",
+        ("task", "steps", "batch", "attentions"),
+        tuple(rows),
+        ("", ",", "", ""),
+        folded=True,
+    )
 
 
-def _equal(measurements: list[Measurement]) -> Claim:
-    """The paper's Fastmax2, at its scale where that was trained, against softmax: where one of the two has learned something,
-    and beyond noise. The best by dev stands beside it: it has had more tries, and may be gated, which the paper's is not."""
-    parts, gaps, undecided = [], {}, []
-    tried = 0
+def ends(measurements: list[Measurement]) -> Table:
+    """Return the training losses at the end, with their standard error over the batches that they are the mean of."""
+    rows = []
+    for task, found in group((d for d in measurements if not d.settings["seed"]), lambda d: d.settings["task"]).items():
+        runs = {d.settings["attention"]: d for d in found if d.settings["attention"] in lra_time.ATTENTIONS}
+        both = [runs[name] for name in ("softmax", "fastmax1") if name in runs]
+        decides = len(both) == 2 and both[0].settings["steps"] >= ENOUGH and not all(map(at_chance, both))
+        rows += [(task, name, *_end(d), "yes" if decides else "no") for name, d in runs.items()]
+    return Table(
+        "lra-loss-end",
+        f"Training loss at the end, mean of the last {WINDOW} points",
+        ("task", "attention", "training loss, nats", "standard error", "decides"),
+        tuple(rows),
+        ("", "", ".3f", ".3f"),
+        folded=True,
+    )
+
+
+def gaps(measurements: list[Measurement]) -> Table:
+    """Return the gap of the paper's Fastmax2 to softmax in each task: at its scale where that was trained.
+
+    A task is open if its runs are short, or if neither they nor the best Fastmax have left chance level.
+    """
+    rows = []
     for task, found in group(measurements, lambda d: d.settings["task"]).items():
         runs = by_attention(found)
         ours = runs.get(PAPER, runs.get("fastmax2", []))
         if "softmax" not in runs or not ours:
             continue
         softmax, best = runs["softmax"], best_fastmax(found)
-        name = best[0].settings["attention"]
-        parts.append(
-            f"{task}: softmax {accuracy(softmax):.2f}, {ours[0].settings['attention']} {accuracy(ours):.2f}, "
-            f"best by dev {name} {accuracy(best):.2f}"
-        )
-        if found[0].settings["steps"] < ENOUGH or all(at_chance(d) for d in (*softmax, *ours, *best)):
-            undecided.append(task)
-            continue
-        gaps[task] = accuracy(ours) - accuracy(softmax), (error(ours) ** 2 + error(softmax) ** 2) ** 0.5
-        tried = max(tried, sum(map(is_fastmax, (of[0] for of in runs.values()))))
-    if not parts:
-        return Claim(*EQUAL, OPEN, "No task has both softmax and a Fastmax2 in this folder.")
-    text = f"at equal steps, {'; '.join(parts)}"
-    if gaps:
-        listed_gaps = listed([f"{task} {gap:+.1f} (standard error {of:.1f})" for task, (gap, of) in gaps.items()])
-        text += f". Gaps of Fastmax2, in points: {listed_gaps}. The best by dev had up to {tried} tries, our gate among them"
-    if undecided:
-        text += f". Fewer than {ENOUGH:,} steps, or all still guessing, so that nothing is decided: {listed(undecided)}"
-    return Claim(*EQUAL, _reached(list(gaps.values())), text)
+        gap, of = accuracy(ours) - accuracy(softmax), (error(ours) ** 2 + error(softmax) ** 2) ** 0.5
+        is_open = found[0].settings["steps"] < ENOUGH or all(at_chance(d) for d in (*softmax, *ours, *best))
+        side = "open" if is_open else "behind" if gap < -2 * of else "ahead" if gap > 2 * of else "level"
+        rows.append((task, ours[0].settings["attention"], gap, of, side, len(ours)))
+    return Table(
+        "lra-gap",
+        "Fastmax2 less softmax, test accuracy at equal steps",
+        ("task", "Fastmax2", "points", "standard error", "by two standard errors", "seeds"),
+        tuple(rows),
+        ("", "", "+.1f", ".1f"),
+    )
 
 
-def _reached(gaps: list[tuple[float, float]]) -> str:
-    """By two standard errors: does not hold if every decided task is behind; holds if all are decided and none is behind."""
-    if not gaps:
+def _equal(measurements: list[Measurement]) -> Claim:
+    """Judge the paper's Fastmax2 by its gap to softmax in each task."""
+    table = gaps(measurements)
+    if not table.rows:
+        return untested(*EQUAL, "no task has both softmax and a Fastmax2 in this folder")
+    decided = [row for row in table.rows if row[4] != "open"]
+    task, _, gap, of, *_ = min(decided or table.rows, key=lambda row: row[2] / row[3])
+    number = f"largest gap: {task}, {gap:+.1f} points, standard error {of:.1f}"
+    undecided = [row[0] for row in table.rows if row[4] == "open"]
+    notes = [f"Open, because all are at chance level or the runs are short: {listed(undecided)}."] if undecided else []
+    verdict = _reached([row[4] for row in decided])
+    return Claim(*EQUAL, verdict, number, tuple(notes), table.name, min(row[-1] for row in decided or table.rows))
+
+
+def _reached(sides: list[str]) -> str:
+    """Judge by the decided tasks: it holds if all tasks are decided and none is behind, and does not if all are behind."""
+    if not sides:
         return OPEN
-    behind = [gap < -2 * of for gap, of in gaps]
+    behind = [side == "behind" for side in sides]
     if all(behind):
         return DIFFERS
-    return AGREES if not any(behind) and len(gaps) == len(task_names()) else PARTLY
+    return AGREES if not any(behind) and len(sides) == len(task_names()) else PARTLY
 
 
 def _curves(measurements: list[Measurement]) -> Claim:
-    """By the loss at the end, beyond two standard errors of its last points, where something was learned."""
-    parts, not_behind = [], []
-    for task, found in group((d for d in measurements if not d.settings["seed"]), lambda d: d.settings["task"]).items():
-        runs = {d.settings["attention"]: d for d in found if d.settings["attention"] in lra_time.ATTENTIONS}
-        if not {"softmax", "fastmax1"} <= runs.keys():
-            continue
-        ends = {name: _end(d) for name, d in runs.items()}
-        decides = found[0].settings["steps"] >= ENOUGH and not all(at_chance(runs[n]) for n in ("softmax", "fastmax1"))
-        said = ", ".join(f"{name} {loss:.3f}" for name, (loss, _) in ends.items())
-        parts.append(f"{task} {said}" + ("" if decides else " (decides nothing: too short, or both guess)"))
-        if decides:
-            (softmax, a), (fastmax, b) = ends["softmax"], ends["fastmax1"]
-            not_behind.append(softmax <= fastmax + 2 * (a**2 + b**2) ** 0.5)
-    if not parts:
-        return untested(*STEPS, "no task has both softmax and fastmax1 in this folder")
-    verdict = OPEN if not not_behind else AGREES if all(not_behind) else PARTLY if any(not_behind) else DIFFERS
-    return Claim(*STEPS, verdict, f"Training loss at the end, mean of the last {WINDOW} points: {'; '.join(parts)}.")
+    """Judge by the loss at the end, beyond two standard errors of its last points, where something was learned."""
+    table = ends(measurements)
+    loss = {(task, name): (mean, error) for task, name, mean, error, decides in table.rows if decides == "yes"}
+    margins = {}
+    for task in dict.fromkeys(task for task, _ in loss):
+        (softmax, a), (fastmax, b) = loss[task, "softmax"], loss[task, "fastmax1"]
+        margins[task] = fastmax - softmax, (a**2 + b**2) ** 0.5
+    if not margins:
+        return untested(*STEPS, "no task has long runs of both softmax and fastmax1 above chance level in this folder")
+    not_behind = [margin >= -2 * of for margin, of in margins.values()]
+    least = min(margins, key=lambda task: margins[task][0] / max(margins[task][1], 1e-9))
+    number = f"training loss on {least}: {loss[least, 'fastmax1'][0]:.3f} against {loss[least, 'softmax'][0]:.3f}"
+    verdict = AGREES if all(not_behind) else PARTLY if any(not_behind) else DIFFERS
+    notes = (f"{least} is the task on which softmax is least ahead.",)
+    return Claim(*STEPS, verdict, number, notes, table.name, 1)
 
 
 def _end(measurement: Measurement) -> tuple[float, float]:
-    """The training loss at the end, and its standard error over the batches that it was taken of."""
+    """Return the training loss at the end and its standard error over the batches that it is the mean of."""
     losses = [loss for _, loss, _ in measurement.values["curves"]["train"][-WINDOW:]]
     return mean(losses), stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else 0.0

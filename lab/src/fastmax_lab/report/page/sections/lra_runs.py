@@ -1,4 +1,4 @@
-"""The trainings of the Long Range Arena: which were of equal steps, which have learned anything, and how sure that is."""
+"""The trainings of the Long Range Arena: their kinds, which are at chance level, and their standard errors."""
 
 from collections.abc import Iterable
 from statistics import mean, stdev
@@ -16,21 +16,23 @@ SEED_SPREAD = 1.1
 
 
 def of_kind(measurements: Iterable[Measurement], kind: str) -> list[Measurement]:
-    """The runs of equal steps (""), the "short" ones that all attentions have, or the "longer" ones: by their names, because
-    in a folder that is not finished steps alone do not tell."""
+    """Return the runs of equal steps (""), the "short" ones that all attentions have, or the "longer" ones.
+
+    Names decide, because in a folder that is not finished steps are ambiguous.
+    """
     return [d for d in measurements if kind == next((k for k in ("short", "longer") if f"-{k}-" in d.name), "")]
 
 
 def at_chance(measurement: Measurement) -> bool:
-    """Whether a run is within two standard errors of always saying the most frequent class."""
+    """Return True if a run is within two standard errors of always predicting the most frequent class."""
     result = measurement.values
-    guess = result.get("most_frequent", 1 / shape(measurement.settings["task"]).classes)
-    two_errors = 2 * (guess * (1 - guess) / result["test"]["examples"]) ** 0.5
-    return bool(result["test"]["accuracy"] < guess + two_errors)
+    frequent = result.get("most_frequent", 1 / shape(measurement.settings["task"]).classes)
+    two_errors = 2 * (frequent * (1 - frequent) / result["test"]["examples"]) ** 0.5
+    return bool(result["test"]["accuracy"] < frequent + two_errors)
 
 
 def accuracy(runs: list[Measurement], split: str = "test") -> float:
-    """In per cent, the mean over seeds."""
+    """Return the accuracy in per cent, the mean over seeds."""
     found = [d.values["test"]["accuracy"] if split == "test" else d.values["dev_accuracy"] for d in runs]
     return float(mean(100 * share for share in found))
 
@@ -52,6 +54,6 @@ def by_attention(runs: Iterable[Measurement]) -> dict[str, list[Measurement]]:
 
 
 def best_fastmax(runs: Iterable[Measurement]) -> list[Measurement]:
-    """Of the runs of one task, those of the Fastmax with the highest dev accuracy, mean over seeds; none if there is none."""
+    """Return the runs of the Fastmax with the highest dev accuracy in one task, mean over seeds; none if there is none."""
     named = by_attention(d for d in runs if is_fastmax(d))
     return max(named.values(), key=lambda of: accuracy(of, "dev"), default=[])

@@ -1,4 +1,4 @@
-"""Scale, order, decay: what encoders learn with each, on short sequences of the Long Range Arena."""
+"""Scale, order and decay of encoders, on short sequences of the Long Range Arena."""
 
 from math import sqrt
 
@@ -35,12 +35,12 @@ def section(results: Results) -> Section:
         blocks.append(PageBlock(title, (chart,), notes, (table,)))
     intro = (
         "The encoder of the preset on sequences that are shorter than the benchmark's, so that every setting has three "
-        "learning rates, chosen by dev accuracy with seed 0, and three seeds. The dotted line is softmax. Weights fade in "
-        "both directions where there is a decay, one learned constant per head, or a gate, one of every token and head. "
+        "learning rates, chosen by dev accuracy with seed 0, and three seeds. The dotted line is softmax. A decay is "
+        "one learned constant per head, a gate one decay per token and head; both fade keys in both directions. "
         "A gap is within the noise if it is below two standard errors: that over seeds, of differences from softmax with "
-        "the same seed, or that of an accuracy on so many test examples, whichever is larger."
+        "the same seed, or that of an accuracy on the test examples, whichever is larger."
     )
-    return Section(NAME, TITLE, intro, tuple(blocks), (), f"settings: {'; '.join(said)}" if said else "")
+    return Section(NAME, TITLE, intro, tuple(blocks), (), f"settings: {said[0]}" if said else "")
 
 
 def _test(measurement: Measurement) -> float:
@@ -59,7 +59,7 @@ def accuracies(runs: dict[str, Tuned], task: str) -> Table:
 
 
 def found_in(runs: dict[str, Tuned], task: str, examples: int) -> str:
-    """The best Fastmax by the dev split, softmax with the same gate and the paper's Fastmax2, against softmax."""
+    """Describe the gaps to softmax of the best Fastmax by the dev split, of gated softmax and of the paper's Fastmax2."""
     ours = [name for name, one in runs.items() if name.startswith("fastmax") and one.gap is not None]
     if not ours:
         return ""
@@ -77,5 +77,5 @@ def found_in(runs: dict[str, Tuned], task: str, examples: int) -> str:
     others = {"softmax, gated": "softmax, gated", PAPER: "Fastmax2 as in the paper"}
     for name, called in others.items():
         if name in runs and name != ours[0] and runs[name].gap is not None:
-            words += f"; {called} {far(name)}"
+            words += f". {called[0].upper() + called[1:]}: {far(name)}"
     return words

@@ -7,22 +7,23 @@ from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Chart, Claim, Series, Table, untested
 from fastmax_lab.report.page.results import group
 from fastmax_lab.report.page.sections.lra_runs import ENOUGH, PAPER, SEED_SPREAD
+from fastmax_lab.report.page.words import listed
 
 CLOCK = ("Figure 6", "Measured by wall clock, Fastmax1 converges much faster than softmax.")
 ATTENTIONS = ("fastmax1", "fastmax2", PAPER, "fastmax2, gated", "softmax")
 PLAIN = "softmax, plain formula"
 KERNELS = {"softmax": {"softmax": "softmax", PLAIN: "vanilla"}, PAPER: {PAPER: "fastmax2"}}
-"""Whose steps were timed for a training: softmax is trained once and timed in two ways, and a scale takes no time."""
+"""The steps that were timed for a training: softmax is trained once and timed in two ways, and a scale takes no time."""
 MINUTES = "minutes, at the pace of an idle machine"
 HOW = (
-    "Minutes are steps times the median seconds of a step, timed apart from the trainings, on an idle machine, on batches "
-    "that stand for theirs; looks at the dev set are not counted. Softmax by the plain formula is no training of its own but "
-    "softmax's at that formula's pace. Of a learning rate's schedule a run that ends has had all, softmax by then a part."
+    "Minutes are steps times the median seconds of a step, timed on an idle machine on batches like those of the trainings. "
+    "Evaluations on the dev set are not counted. Softmax by the plain formula is the training of softmax at that formula's "
+    "speed. When a Fastmax run ends, softmax is in the middle of its schedule of learning rates."
 )
 
 
 class Row(NamedTuple):
-    """Of the table. Accuracies are the best of the looks at the dev set until then."""
+    """A row of the table. Accuracies are the best of the evaluations on the dev set until then."""
 
     task: str
     attention: str
@@ -40,7 +41,7 @@ class Row(NamedTuple):
 
 
 def seconds(measurement: Measurement, pace: list[Measurement], which: str = "median") -> dict[str, float]:
-    """Of a step, as timed on the batches of these very runs, the median or best of rounds; nothing where they were not."""
+    """Return the seconds of a step on the batches of these runs, median or best of rounds; nothing if they were not timed."""
     s = measurement.settings
     same = ("task", "batch", "length", "group_lengths", "attention_dropout")
     timed = next((d for d in pace if all(d.settings[name] == s.get(name) for name in same)), None)
@@ -48,12 +49,12 @@ def seconds(measurement: Measurement, pace: list[Measurement], which: str = "med
 
 
 def kernels(attention: str) -> dict[str, str]:
-    """The names under which a training is shown, and whose steps were timed for each."""
+    """Return the names under which a training is shown, each with the attention whose steps were timed for it."""
     return KERNELS.get(attention, {attention: attention})
 
 
 def table(equal: list[Measurement], longer: list[Measurement], pace: list[Measurement]) -> Table | None:
-    """The best dev accuracy that each has seen when the run of fastmax2 ends, and when that of softmax does."""
+    """Return the best dev accuracy of each when the run of fastmax2 ends, and when that of softmax does."""
     rows = []
     for task, runs in group((d for d in equal if not d.settings["seed"]), lambda d: d.settings["task"]).items():
         price = seconds(runs[0], pace)
@@ -98,7 +99,7 @@ def table(equal: list[Measurement], longer: list[Measurement], pace: list[Measur
 
 
 def charts(equal: list[Measurement], longer: list[Measurement], pace: list[Measurement]) -> list[Chart]:
-    """Dev accuracy against the minutes that it takes; those that went on longer have a line of their own."""
+    """Draw dev accuracy against the minutes that it takes. Longer runs have a separate line."""
     found = []
     for task, runs in group(equal, lambda d: d.settings["task"]).items():
         of_step = seconds(runs[0], pace)
@@ -118,7 +119,7 @@ def charts(equal: list[Measurement], longer: list[Measurement], pace: list[Measu
 
 
 def _seen(measurement: Measurement, steps: float) -> tuple[float, float | None, float | None]:
-    """How many steps the run has made by then, the best look so far, and the best with the next one."""
+    """Return the steps that the run has made by then, its best accuracy so far, and the best with the next evaluation."""
     steps = min(steps, measurement.settings["steps"])
     looks = [(step, 100 * accuracy) for step, _, accuracy in measurement.values["curves"]["dev"]]
     before = [accuracy for step, accuracy in looks if step <= steps]
@@ -127,32 +128,35 @@ def _seen(measurement: Measurement, steps: float) -> tuple[float, float | None, 
 
 
 def claim(found: Table | None) -> Claim:
-    """Fastmax1 against softmax with PyTorch's kernel, the faster of its two, where softmax was trained for long enough."""
+    """Judge Fastmax1 against softmax with PyTorch's kernel, the faster of its two, where softmax was trained long enough."""
     if found is None:
         return untested(*CLOCK, "no task has both trainings and timed steps of the same kind in this folder")
-    early, late, ended, ways = [], [], [], []
+    ended, ways, numbers = [], [], []
     for task, of_task in _by_task(found).items():
         rows = {row.attention: row for row in of_task}
         theirs = rows["softmax"]
-        early.append(_said_early(task, rows))
-        if any(_went_on(row, theirs) for row in of_task):
-            late.append(
-                _said(task, {name: row.late for name, row in rows.items() if _went_on(row, theirs)}, theirs.late)
-            )
         if "fastmax1" not in rows or theirs.late_steps < ENOUGH:
             continue
         ours = rows["fastmax1"]
         ways.append(_judged(ours, theirs))
-        if not _went_on(ours, theirs) and _gap(ours, ours.late, theirs.late) < -1:
-            ended.append(_said(task, {"fastmax1": ours.late}, theirs.late))
-    text = (
-        f"Best dev accuracy in the time of fastmax2's run, softmax in the middle of its schedule: {'; '.join(early)}."
-    )
-    if late:
-        text += f" In the time of softmax's run, of those that went on: {'; '.join(late)}."
-    if ended:
-        text += f" Not trained for as long as softmax, which is ahead of it in the end: {'; '.join(ended)}."
-    return Claim(*CLOCK, _verdict(ways, all_went_on=not ended), text)
+        numbers.append(_number(ours, "when fastmax2 ends", ours.early, theirs.early_next))
+        if _went_on(ours, theirs):
+            numbers.append(_number(ours, "when softmax ends", ours.late, theirs.late))
+        elif _gap(ours, ours.late, theirs.late) < -1:
+            ended.append(task)
+    if not numbers:
+        return untested(*CLOCK, "no task has long runs of both softmax and fastmax1 in this folder")
+    level = sum(way == 0 for way in ways)
+    notes = [f"On {level} of {len(ways)} tasks the two are level."] if level else []
+    notes += [f"Fastmax1 ended early and behind softmax on {listed(ended)}."] if ended else []
+    number = max(numbers)[1]
+    return Claim(*CLOCK, _verdict(ways, all_went_on=not ended), number, tuple(notes), found.name, 1)
+
+
+def _number(row: Row, when: str, ours: float | None, softmax: float | None) -> tuple[float, str]:
+    """Return how far apart the two are, in units of what decides, and the accuracies in words."""
+    a, b = ("none yet" if seen is None else f"{seen:.1f} %" for seen in (ours, softmax))
+    return abs(_gap(row, ours, softmax)), f"dev accuracy on {row.task} {when}: {a} against {b}"
 
 
 def _by_task(found: Table) -> dict[str, list[Row]]:
@@ -163,15 +167,15 @@ def _by_task(found: Table) -> dict[str, list[Row]]:
 
 
 def _went_on(row: Row, softmax: Row) -> bool:
-    """Whether it has had more steps than softmax, in no more time."""
+    """Return True if a run has had more steps than softmax, in no more time."""
     return row.late_steps > softmax.late_steps
 
 
 def _judged(ours: Row, theirs: Row) -> int:
-    """1 where Fastmax1 is ahead when it has ended, or when softmax has, and behind at neither; -1 the other way round.
+    """Return 1 if Fastmax1 is ahead when it or softmax has ended, and behind at neither; -1 the other way round.
 
-    What counts as ahead is beyond what softmax had at its next look, even a later one; a run that was not looked at by then
-    is taken to guess.
+    It is ahead if it exceeds the next evaluation of softmax, even a later one. A run that was not evaluated by then counts as
+    one at chance level.
     """
     ahead = [_gap(ours, ours.early, theirs.early_next) > 1]
     behind = [_gap(ours, ours.early, theirs.early) < -1]
@@ -189,19 +193,7 @@ def _verdict(ways: list[int], *, all_went_on: bool) -> str:
     return AGREES if all_went_on and set(ways) == {1} else PARTLY
 
 
-def _said_early(task: str, rows: dict[str, Row]) -> str:
-    theirs = rows["softmax"]
-    bound = "" if theirs.early == theirs.early_next else f" (at its next look {theirs.early_next:.1f})"
-    return _said(task, {name: row.early for name, row in rows.items()}, theirs.early) + bound
-
-
-def _said(task: str, seen: dict[str, float | None], softmax: float | None) -> str:
-    """Softmax last, so that a bound of it can follow."""
-    shown = {name: one for name, one in seen.items() if name not in (PLAIN, "softmax")} | {"softmax": softmax}
-    return f"{task}: " + ", ".join(f"{n} {'none yet' if a is None else f'{a:.1f} %'}" for n, a in shown.items())
-
-
 def _gap(row: Row, ours: float | None, theirs: float | None) -> float:
-    """In units of what decides."""
+    """Return the difference in units of what decides."""
     a, b = (100 / shape(row.task).classes if seen is None else seen for seen in (ours, theirs))
     return (a - b) / row.noise

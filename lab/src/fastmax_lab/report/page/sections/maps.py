@@ -1,8 +1,8 @@
-"""Attention maps: what models look at, how local it is, and the explorer (Figure 4)."""
+"""Attention maps: how local the attention of trained models is, and the explorer (Figure 4)."""
 
 from collections.abc import Callable, Iterable
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.map_panel import Panel, typical
@@ -11,10 +11,11 @@ from fastmax_lab.report.page.parts import (
     DIFFERS,
     OPEN,
     PARTLY,
+    PageBlock,
     Chart,
     Claim,
     Finding,
-    PageBlock,
+    Lead,
     Section,
     Series,
     Table,
@@ -22,7 +23,7 @@ from fastmax_lab.report.page.parts import (
 )
 from fastmax_lab.report.page.results import Results, group, spread
 from fastmax_lab.report.page.tuned import Gap, gap
-from fastmax_lab.report.page.words import listed, plus_minus
+from fastmax_lab.report.page.words import listed
 
 NAME = "maps"
 TITLE = "Attention maps (Figure 4)"
@@ -34,8 +35,8 @@ REAL = ("mnist", "shakespeare")
 """Generated data decides no claim of the paper."""
 SCALES = "Judged by the paper's scale, 1; a smaller one, as fastmax2 has here, makes weights more alike by itself."
 CHOSEN = (
-    "Of each model, seed 0, the head in the middle of all by its effective share of keys (of two, the more local one), on "
-    "the first sample. Both maps of a data set are on one scale of colours, which goes by the square root."
+    "Of each model, seed 0, the head in the middle by its effective share of keys is drawn (of two, the more local one), on "
+    "the first sample. Both maps of a data set have one scale of colours, which goes by the square root."
 )
 RULE = "Converged is: a training loss that is at most two standard errors above that of softmax."
 MEASURES = {"keys": "effective share of keys", "distance": "relative distance", "largest": "largest weight"}
@@ -49,42 +50,55 @@ def section(results: Results) -> Section:
     if not measurements:
         return Section(NAME, TITLE, claims=(untested(*LOCAL), untested(*LEARNS)))
     intro = (
-        f"Small Transformers on images, by patches, and on text, by characters: {_sizes(measurements)}. "
+        "Small Transformers on images, by patches, and on text, by characters. "
         "Figure 4 has Fastmax2 at scale 1, here called paper's scale; fastmax2 and fastmax2, gated have 1/√D. "
-        "A map is what the attention makes of the identity in the place of the values, so it is "
+        "A map is the output of the attention for the identity instead of the values, so it is "
         "the very matrix that was applied. The effective share of keys is exp of the entropy of "
         "a row over the number of keys that it sees: 1 if all weigh alike. The "
-        "relative distance is the mean distance of what is looked at over that of equal weights."
+        "relative distance is the mean distance of the keys by weight over that of equal weights."
     )
-    table = learned(measurements)
     charts = tuple(chart(found, data) for data, found in group(measurements, data_of).items())
     local, learns = local_claim(measurements), learns_claim(measurements)
-    findings = (local.finding, learns.finding)
+    drawn = panels(measurements)
+    leads = _leads(measurements, drawn)
+    rest = tuple(panel for panel in drawn if panel.name not in [lead.chart.name for lead in leads])
+    tables = (learned(measurements), losses(measurements), heads(measurements), models(measurements))
     blocks = (
-        PageBlock("Softmax beside Fastmax2", panels(measurements), (Finding(CHOSEN),)),
-        PageBlock("Locality of every head", charts, findings, (table, heads(measurements))),
+        PageBlock("Softmax beside Fastmax2", rest, (Finding(CHOSEN),)),
+        PageBlock("Locality of every head", charts, (*local.findings, *learns.findings), tables),
     )
-    return Section(NAME, TITLE, intro, blocks, (local, learns), f"maps: {local.evidence}", explorer(measurements))
+    headline = f"maps: {local.number}"
+    return Section(NAME, TITLE, intro, blocks, (local, learns), headline, leads, explorer(measurements))
 
 
-def _sizes(measurements: list[Measurement]) -> str:
-    """Of the first run of each data set."""
-    parts = []
+def _leads(measurements: list[Measurement], drawn: tuple[Panel, ...]) -> tuple[Lead, ...]:
+    """Draw the maps on text if there are any, and say which of the two spreads wider there."""
+    panel = next((one for data in reversed(REAL) for one in drawn if one.title == data), next(iter(drawn), None))
+    if panel is None:
+        return ()
+    shares = _by_seed([d for d in measurements if data_of(d) == panel.title], lambda d: mean(_locality(d, "keys")))
+    ours, softmax = (mean(shares[name].values()) for name in (PAPER, "softmax"))
+    wider = "more" if ours > softmax else "fewer"
+    return (
+        Lead(panel, f"The weights of Fastmax2 spread over {wider} keys than those of softmax, mean over all heads"),
+    )
+
+
+def models(measurements: list[Measurement]) -> Table:
+    """Return the size of the models and of the first training of each data set."""
+    rows = []
     for data, found in group(measurements, data_of).items():
         s = found[0].settings
         m = s.get("model", s)
         width = m.get("dim", m.get("width"))
         seen = f"{s['batch']} images" if "model" in s else f"{s['batch']} x {s['tokens']} characters"
-        tokens = max((d.values.get("tokens", 0) for d in found), default=0)
-        parts.append(
-            f"{data}, {m['layers']} layers, {m['heads']} heads of {width // m['heads']}, {s['steps']:,} steps of {seen}"
-            + (f", maps of {tokens} tokens" if tokens else "")
-        )
-    return "; ".join(parts)
+        rows.append((data, m["layers"], f"{m['heads']} of {width // m['heads']}", s["steps"], seen))
+    columns = ("data", "layers", "heads", "steps", "batch")
+    return Table("maps-models", "The models and their trainings", columns, tuple(rows), ("", "", "", ","))
 
 
 def panels(measurements: list[Measurement]) -> tuple[Panel, ...]:
-    """One for each data set that has maps of both."""
+    """Draw a panel for each data set that has maps of both."""
     result = []
     for data, found in group(measurements, data_of).items():
         own = {d.settings["attention"]: d for d in found if "maps" in d.values}
@@ -117,11 +131,19 @@ def learned(measurements: list[Measurement]) -> Table:
     columns = ("data", "attention", "seeds", "score", "value", "±", *MEASURES.values())
     return Table(
         "maps",
-        "What was learned, and how local the maps are, means over seeds, layers and heads",
+        "Scores, and how local the maps are, means over seeds, layers and heads",
         columns,
         tuple(rows),
         ("", "", "", "", ".3f", ".3f", ".3f", ".3f", ".3f"),
     )
+
+
+def losses(measurements: list[Measurement]) -> Table:
+    rows = []
+    for (data, name), found in group(measurements, lambda d: (data_of(d), d.settings["attention"])).items():
+        rows.append((data, name, len(found), *spread([d.values["train_loss"] for d in found])))
+    columns = ("data", "attention", "seeds", "training loss", "±")
+    return Table("maps-loss", "Training loss at the end, nats", columns, tuple(rows), ("", "", "", ".3f", ".3f"))
 
 
 def heads(measurements: list[Measurement]) -> Table:
@@ -150,94 +172,77 @@ def chart(measurements: list[Measurement], data: str) -> Chart:
 
 
 def local_claim(measurements: list[Measurement]) -> Claim:
-    """By the share of keys, at the paper's scale, in pairs of the same seed: below two standard errors it is open."""
-    sides, words = {}, []
-    for data, found in group(measurements, data_of).items():
-        shares = _by_seed(found, lambda d: mean(_locality(d, "keys")))
-        difference = gap(shares.get(PAPER, {}), shares.get("softmax", {}))
-        if difference is None:
-            continue
-        sides[data] = difference.side()
-        words.append(f"{data}: {_shares(shares)}{_doubt(difference)}")
-    if not words:
+    """Judge by the share of keys, at the paper's scale, in pairs of the same seed: below two standard errors it is open."""
+    pairs = _pairs(measurements, lambda d: mean(_locality(d, "keys")))
+    if not pairs:
         return untested(*LOCAL)
-    real = [sides[data] for data in REAL if data in sides]
-    text = f"{'; '.join(words)}. {SCALES}"
-    if len(real) < len(REAL):
-        return Claim(*LOCAL, OPEN, f"{text} {_missing(sides)}")
-    if not any(real):
-        return Claim(*LOCAL, OPEN, f"{text} Undecided.")
-    return Claim(*LOCAL, AGREES if min(real) > 0 else DIFFERS if max(real) < 0 else PARTLY, text)
+    judged = {data: pair for data, pair in pairs.items() if data in REAL}
+    most = max((judged or pairs).values(), key=lambda pair: abs(pair.gap.mean))
+    number = f"a row spreads over {100 * most.ours:.0f} % of the keys against {100 * most.softmax:.0f} % on {most.data}"
+    notes = [SCALES] + [
+        f"On {data} the difference is {'of one seed' if pair.gap.error is None else 'within the noise'}."
+        for data, pair in judged.items()
+        if not pair.gap.side()
+    ]
+    notes += _missing(judged)
+    sides = [pair.gap.side() for pair in judged.values()]
+    verdict = AGREES if min(sides, default=0) > 0 else DIFFERS if max(sides, default=0) < 0 else PARTLY
+    is_open = len(judged) < len(REAL) or not any(sides)
+    return Claim(*LOCAL, OPEN if is_open else verdict, number, tuple(notes), "maps", most.gap.seeds)
 
 
 def learns_claim(measurements: list[Measurement]) -> Claim:
-    """Converged: the training loss at the end is at most two standard errors above that of softmax."""
-    judged: dict[str, bool] = {}
-    words = []
-    for data, found in group(measurements, data_of).items():
-        losses = _by_seed(found, lambda d: d.values["train_loss"])
-        if not {PAPER, "softmax"} <= losses.keys():
-            continue
-        behind = gap(losses[PAPER], losses["softmax"])
-        if behind is not None and behind.error is not None and data in REAL:
-            judged[data] = behind.side() <= 0
-        words.append(f"{data}: training loss at the end, {_pair(losses)}{_far(behind)}; {_parity(found)}")
-    if not words:
+    """Judge by the training loss at the end: it may be at most two standard errors above that of softmax."""
+    pairs = _pairs(measurements, lambda d: d.values["train_loss"])
+    if not pairs:
         return untested(*LEARNS)
-    text = ". ".join(words) + "."
-    if len(judged) < len(REAL):
-        return Claim(*LEARNS, OPEN, f"{text} {_missing(judged)}")
-    every = judged.values()
-    return Claim(*LEARNS, AGREES if all(every) else PARTLY if any(every) else DIFFERS, f"{text} {RULE}")
+    judged = {data: pair for data, pair in pairs.items() if data in REAL and pair.gap.error is not None}
+    most = max((judged or pairs).values(), key=lambda pair: pair.gap.mean)
+    number = f"training loss on {most.data}: {most.ours:.3f} against {most.softmax:.3f}"
+    converged = [pair.gap.side() <= 0 for pair in judged.values()]
+    verdict = AGREES if all(converged) else PARTLY if any(converged) else DIFFERS
+    notes = (RULE, *_missing(judged))
+    is_open = len(judged) < len(REAL)
+    return Claim(*LEARNS, OPEN if is_open else verdict, number, notes, "maps-loss", most.gap.seeds)
+
+
+class Pair(NamedTuple):
+    """The means of Fastmax2 at the paper's scale and of softmax on one data set, and their difference in pairs of seeds."""
+
+    data: str
+    ours: float
+    softmax: float
+    gap: Gap
+
+
+def _pairs(measurements: list[Measurement], value: Callable[[Measurement], float]) -> dict[str, Pair]:
+    pairs = {}
+    for data, found in group(measurements, data_of).items():
+        values = _by_seed(found, value)
+        difference = gap(values.get(PAPER, {}), values.get("softmax", {}))
+        if difference is not None:
+            ours, softmax = (mean(values[name].values()) for name in (PAPER, "softmax"))
+            pairs[data] = Pair(data, ours, softmax, difference)
+    return pairs
 
 
 def _by_seed(measurements: list[Measurement], value: Callable[[Measurement], float]) -> dict[str, dict[int, float]]:
-    """By attention and seed."""
+    """Return the value of each attention and seed."""
     found = group(measurements, lambda d: d.settings["attention"])
     return {name: {d.settings["seed"]: value(d) for d in own} for name, own in found.items()}
 
 
-def _shares(shares: dict[str, dict[int, float]]) -> str:
-    means = {name: f"{100 * mean(of.values()):.0f} %" for name, of in shares.items()}
-    text = f"a row of Fastmax2 spreads over {means[PAPER]} of the keys, of softmax over {means['softmax']}"
-    return text + (f", of Fastmax2 at scale 1/√D over {means['fastmax2']}" if "fastmax2" in means else "")
-
-
-def _doubt(difference: Gap) -> str:
-    """Of the first two."""
-    if difference.side():
-        return ""
-    return " (one seed)" if difference.error is None else " (the first two differ by no more than noise)"
-
-
-def _parity(measurements: list[Measurement]) -> str:
-    """Beside the verdict: how well what was learned serves on data that was held out."""
-    what = score(measurements[0])[0]
-    values = _by_seed(measurements, lambda d: score(d)[1])
-    return f"held-out {what}, {_pair(values)}{_far(gap(values[PAPER], values['softmax']))}"
-
-
-def _far(found: Gap | None) -> str:
-    if found is None:
-        return ""
-    error = "" if found.error is None else f", standard error {found.error:.3f}"
-    return f" (gap {found.mean:+.3f}{error})"
-
-
-def _pair(values: dict[str, dict[int, float]]) -> str:
-    ours, softmax = (plus_minus(*spread(list(values[name].values())), digits=3) for name in (PAPER, "softmax"))
-    return f"Fastmax2 {ours}, softmax {softmax}"
-
-
-def _missing(found: Iterable[str]) -> str:
-    names = listed([data for data in REAL if data not in found])
-    return (
-        f"Not judged: softmax and Fastmax2 at the paper's scale were not both trained on {names}, with several seeds."
-    )
+def _missing(found: Iterable[str]) -> list[str]:
+    names = [data for data in REAL if data not in found]
+    if not names:
+        return []
+    return [
+        f"Not judged: softmax and Fastmax2 at the paper's scale were not both trained on {listed(names)}, with several seeds."
+    ]
 
 
 def explorer(measurements: list[Measurement]) -> dict[str, Any]:
-    """Samples and maps of the first seed, by data set and attention; maps are base64 of 16-bit weights."""
+    """Return samples and maps of the first seed, by data set and attention; maps are base64 of 16-bit weights."""
     found: dict[str, Any] = {}
     for d in measurements:
         if "maps" in d.values:

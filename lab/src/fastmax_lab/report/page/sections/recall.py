@@ -1,4 +1,4 @@
-"""Recall: what was the value that came with this key?"""
+"""Recall: the accuracy of naming the value that came with a key."""
 
 from collections.abc import Hashable
 
@@ -11,7 +11,7 @@ NAME = "recall"
 TITLE = "Recall (ours)"
 SOLVED = 0.99
 FALL = 10.0
-"""Points of accuracy that are worth a word."""
+"""Points of accuracy from which a fall is named."""
 
 
 def section(results: Results) -> Section:
@@ -20,7 +20,7 @@ def section(results: Results) -> Section:
         return Section(NAME, TITLE)
     s = measurements[0].settings
     intro = (
-        "Pairs of a key and a value, then the keys again in another order: what was the value? "
+        "Pairs of a key and a value, then the keys again in another order: the model has to name the values. "
         f"{s['names']} names of keys and of values, two layers with a "
         f"short convolution, learned positions, up to {s['steps']} steps, stopped at 99.5 %. fastmax1 "
         f"has the scale 1/D, fastmax2 1/√D. {_seeds(measurements)} Lines may cover one another; the table has all numbers."
@@ -45,15 +45,15 @@ def _but_for_the_seed(measurement: Measurement) -> Hashable:
 
 
 def falls(measurements: list[Measurement]) -> str:
-    """Who recalls clearly less with larger heads, whose state holds more; "" if nobody."""
+    """Name the attentions that recall clearly less with larger heads, whose state holds more; "" if there are none."""
     parts = []
     for (name, pairs), found in group(measurements, lambda d: (d.settings["attention"], d.settings["pairs"])).items():
         means = {size: spread([_accuracy(d) for d in own])[0] for size, own in group(found, _head_dim).items()}
         small, large = min(means), max(means)
         if means[large] < means[small] - FALL:
             shown = f"from {means[small]:.1f} to {means[large]:.1f} % of {pairs} pairs"
-            parts.append(f"{name} falls {shown} with heads of {large} in the place of {small}")
-    return "; ".join(parts)
+            parts.append(f"{name} falls {shown} with the larger heads")
+    return ". ".join(parts)
 
 
 def _accuracy(measurement: Measurement) -> float:
@@ -61,7 +61,7 @@ def _accuracy(measurement: Measurement) -> float:
 
 
 def found_by_heads(measurements: list[Measurement]) -> str:
-    """Who recalls the most pairs that were asked for, whatever the head dimension: a state of small heads holds less."""
+    """Name the attentions that recall the most pairs, by head dimension: a state of small heads holds less."""
     most = max(_pairs(measurements))
     parts = []
     for head_dim, found in sorted(group(measurements, _head_dim).items()):
@@ -69,7 +69,7 @@ def found_by_heads(measurements: list[Measurement]) -> str:
         if runs:
             solved = [name for name, of in runs.items() if all(d.values["accuracy"] >= SOLVED for d in of)]
             parts.append(f"with heads of {head_dim} by {listed(sorted(solved)) if solved else 'none'}")
-    return f"Over {100 * SOLVED:g} % of {most} pairs are recalled {'; '.join(parts)}"
+    return f"Almost all of {most} pairs are recalled {'; '.join(parts)}"
 
 
 def _head_dim(measurement: Measurement) -> int:
@@ -82,7 +82,7 @@ def _pairs(measurements: list[Measurement]) -> set[int]:
 
 
 def chart(measurements: list[Measurement], head_dim: int) -> Chart:
-    """Gates that start with other reaches than the first to be run are in the table only."""
+    """Draw accuracy by the number of pairs. Gates that start with other reaches than the first are in the table only."""
     series = []
     for name, found in group(measurements, lambda d: d.settings["attention"]).items():
         memory = next(
@@ -99,7 +99,7 @@ def chart(measurements: list[Measurement], head_dim: int) -> Chart:
     return Chart(
         f"recall-d{head_dim}",
         f"heads of {head_dim}",
-        "pairs to remember",
+        "pairs",
         "accuracy, %",
         tuple(series),
         x_log=True,

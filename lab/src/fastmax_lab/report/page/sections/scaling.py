@@ -1,9 +1,9 @@
 """Scaling: time and memory against the number of tokens (Figure 3)."""
 
 from fastmax_lab.measurements import Measurement
-from fastmax_lab.report.page.parts import Chart, PageBlock, Section, Series, untested
+from fastmax_lab.report.page.parts import Chart, Lead, PageBlock, Section, Series, untested
 from fastmax_lab.report.page.results import Results
-from fastmax_lab.report.page.sections.scaling_break_even import break_even_table, even_claim, even_finding
+from fastmax_lab.report.page.sections.scaling_break_even import break_even_table, even_claim, even_exceptions
 from fastmax_lab.report.page.sections.scaling_cells import BOTH, FORWARD, cells_of, mask_name
 from fastmax_lab.report.page.sections.scaling_growth import (
     LINEAR,
@@ -17,7 +17,8 @@ from fastmax_lab.report.page.sections.scaling_memory import (
     MEMORY,
     memory_chart,
     memory_claim,
-    memory_finding,
+    memory_growth,
+    memory_ratios,
     memory_table,
 )
 from fastmax_lab.report.page.words import times
@@ -39,32 +40,46 @@ def section(results: Results) -> Section:
     even128 = even_claim(measurements, EVEN128, 128, "fastmax1", 1400)
     s = measurements[0].settings
     intro = (
-        f"One attention block of {s['heads']} heads, fp32, random inputs, batch 1; contestants take turns, best of "
+        f"One attention block of {s['heads']} heads, fp32, random inputs, batch 1. Contestants take turns, best of "
         f"{s['rounds']} rounds. vanilla is softmax by the plain formula, softmax PyTorch's fused kernel. A contestant stops "
-        f"where a call is expected to take over {s['longest']:g} s; an x above a figure marks the N from which on the N × N "
+        f"where a call is expected to take over {s['longest']:g} s. An x above a figure marks the N from which on the N × N "
         f"matrices of the plain formula exceed {s['limit'] / 2**30:g} GiB."
     )
     forward = [c for d in measurements for c in charts(d, FORWARD)]
-    both = [c for d in measurements for c in charts(d, BOTH)]
+    leads = _leads(measurements)
+    shown = [lead.chart.name for lead in leads]
+    both = [c for d in measurements for c in charts(d, BOTH) if c.name not in shown]
     blocks = (
-        PageBlock("Forward", tuple(forward), (linear.finding,), (slopes,)),
+        PageBlock("Forward", tuple(forward), linear.findings, (slopes,)),
         PageBlock("Forward and backward", tuple(both), (), (), folded=True),
-        PageBlock("Masked against unmasked", (), (masked.finding,), (masked_table(measurements),)),
+        PageBlock("Masked against unmasked", (), masked.findings, (masked_table(measurements),)),
         PageBlock(
             "Peak memory of forward and backward, unmasked",
             tuple(memory_chart(d) for d in measurements),
-            (memory.finding, memory_finding(measurements)),
-            (memory_table(measurements),),
+            memory.findings,
+            (memory_growth(measurements), memory_ratios(measurements), memory_table(measurements)),
         ),
         PageBlock(
             "Break-even",
             (),
-            (even32.finding, even128.finding, even_finding(measurements)),
+            (*even32.findings, *even128.findings, *even_exceptions(measurements)),
             (break_even_table(measurements, FORWARD), break_even_table(measurements, BOTH)),
         ),
     )
     claims = (linear, masked, memory, even32, even128)
-    return Section(NAME, TITLE, intro, blocks, claims, _headline(measurements))
+    return Section(NAME, TITLE, intro, blocks, claims, _headline(measurements), leads)
+
+
+def _leads(measurements: list[Measurement]) -> tuple[Lead, ...]:
+    """Draw the causal training step of the heads nearest to 64 channels, and say how Fastmax2 ends beside softmax."""
+    nearest = min(measurements, key=lambda one: abs(one.settings["head_dim"] - 64))
+    cells = [c for c in cells_of(nearest, True, BOTH) if {"softmax", "fastmax2"} <= c["seconds"].keys()]
+    if not cells:
+        return ()
+    seconds = cells[-1]["seconds"]
+    ratio = times(seconds["softmax"]["best"] / seconds["fastmax2"]["best"])
+    said = f"With gradients, PyTorch's softmax kernel takes {ratio} the time of Fastmax2 at N = {cells[-1]['tokens']:,}"
+    return (Lead(charts(nearest, BOTH)[1], said),)
 
 
 def charts(measurement: Measurement, kind: str) -> list[Chart]:

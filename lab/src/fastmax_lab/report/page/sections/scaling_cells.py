@@ -1,4 +1,4 @@
-"""What the parts of the section on scaling share: the measured cells, and the growth of what was measured."""
+"""The measured cells that the parts of the section on scaling share, and their growth."""
 
 from collections.abc import Sequence
 from math import log
@@ -35,10 +35,6 @@ def is_factorized(cell: Cell, name: str, head_dim: int) -> bool:
 def exponent(points: Sequence[tuple[int, float]]) -> tuple[int, int, float]:
     x, y = ([log(point[i]) for point in points] for i in (0, 1))
     return points[0][0], points[-1][0], linear_regression(x, y).slope
-
-
-def spread(values: list[float]) -> str:
-    return f"{min(values):.2f} to {max(values):.2f} (median {median(values):.2f})"
 
 
 def growth_verdict(ours: list[float], theirs: list[float]) -> str:

@@ -1,13 +1,13 @@
 """Scaling: the growth of the time with N, and what a causal mask costs."""
 
 from itertools import product
+from statistics import median
 
 from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import AGREES, DIFFERS, PARTLY, Claim, Table, untested
 from fastmax_lab.report.page.sections.scaling_cells import (
     BOTH,
     FORWARD,
-    LINEAR_BELOW,
     LONGEST,
     ORDERS,
     SOFTMAX,
@@ -17,9 +17,7 @@ from fastmax_lab.report.page.sections.scaling_cells import (
     growth_verdict,
     is_factorized,
     mask_name,
-    spread,
 )
-from fastmax_lab.report.page.words import listed
 
 LINEAR = ("Section 3.1, Figure 3", "The time of Fastmax grows linearly with N, that of softmax quadratically.")
 MASKED = ("Section 3.1", "Masked Fastmax takes D times as long as unmasked, because of its memory.")
@@ -42,8 +40,10 @@ def slope_table(measurements: list[Measurement]) -> Table:
 
 
 def growth(cells: list[Cell], name: str, head_dim: int) -> tuple[int | None, int | None, float | None]:
-    """From which N to which, and the exponent between them: a line through the logarithms of the `LONGEST` longest. Fastmax
-    counts where it takes the factorized form: below, the dense one is cheaper, and grows as softmax does."""
+    """Return the first N, the last, and the exponent between them: a line through the logarithms of the `LONGEST` longest.
+
+    Fastmax counts where it takes the factorized form: below, the dense one is cheaper, and grows as softmax does.
+    """
     ran = [c for c in cells if name in c["seconds"] and (name in SOFTMAX or is_factorized(c, name, head_dim))]
     if len(ran) < 2:
         return None, None, None
@@ -52,29 +52,21 @@ def growth(cells: list[Cell], name: str, head_dim: int) -> tuple[int | None, int
 
 def linear_claim(slopes: Table) -> Claim:
     rows = [row for row in slopes.rows if row[2] == FORWARD]
-    (ours, theirs), (ours_too, theirs_too) = (_exponents(slopes, kind) for kind in (FORWARD, BOTH))
+    ours, theirs = _exponents(slopes, FORWARD)
     if not ours or not theirs:
-        return untested(*LINEAR, "too few lengths were measured to tell how times grow")
-    text = (
-        "Forward, over the longest N of each, the time of Fastmax grows as N to the power "
-        f"{spread(ours)}, that of softmax {spread(theirs)}."
-    )
-    steep = [row for row in rows if row[3] in ORDERS and row[-1] is not None and row[-1] >= LINEAR_BELOW]
-    if steep:
-        text += (
-            f" Over {LINEAR_BELOW}: {listed([f'{row[3]} at D = {row[0]}, {row[1]}, {row[-1]:.2f}' for row in steep])}."
-        )
-    if ours_too and theirs_too:
-        text += f" With the backward pass: {spread(ours_too)} and {spread(theirs_too)}."
-    text += " Fastmax counts where its factorized form is the cheaper one; below, it is dense, and quadratic too."
+        return untested(*LINEAR, "too few lengths were measured to see how times grow")
+    number = f"exponent of N: {median(ours):.2f} against {median(theirs):.2f}, medians; {max(ours):.2f} at the most"
+    notes = [
+        "Judged forward, over the longest N of each. Fastmax counts where its factorized form is the cheaper one: below, it "
+        "is dense, and quadratic too."
+    ]
     absent = dict.fromkeys(f"{row[3]} at D = {row[0]}" for row in rows if row[3] in ORDERS and row[-1] is None)
-    if absent:
-        text += f" Not counted, since it did not run at two such lengths: {listed([*absent])}."
-    return Claim(*LINEAR, growth_verdict(ours, theirs), text)
+    notes += [f"{one} is not counted: it did not run at two such lengths." for one in absent]
+    return Claim(*LINEAR, growth_verdict(ours, theirs), number, tuple(notes), slopes.name)
 
 
 def _exponents(slopes: Table, kind: str) -> tuple[list[float], list[float]]:
-    """Of Fastmax and of softmax."""
+    """Return those of Fastmax and those of softmax."""
     rows = [row for row in slopes.rows if row[2] == kind and row[-1] is not None]
     return [row[-1] for row in rows if row[3] in ORDERS], [row[-1] for row in rows if row[3] in SOFTMAX]
 
@@ -94,7 +86,10 @@ def masked_table(measurements: list[Measurement]) -> Table:
 
 
 def masked_ratio(measurement: Measurement, kind: str, name: str) -> tuple[int | None, float | None]:
-    """The N, and masked over unmasked. The dense form has no state that a mask could make larger: it does not count."""
+    """Return the N, and the time masked over unmasked.
+
+    The dense form has no state that a mask could make larger: it does not count.
+    """
     d = measurement.settings["head_dim"]
     took = [
         {c["tokens"]: c["seconds"][name]["best"] for c in cells_of(measurement, is_causal, kind)
@@ -106,25 +101,20 @@ def masked_ratio(measurement: Measurement, kind: str, name: str) -> tuple[int | 
 
 
 def masked_claim(measurements: list[Measurement]) -> Claim:
-    def ratios(kind: str, name: str) -> dict[int, float]:
-        found = {d.settings["head_dim"]: masked_ratio(d, kind, name)[1] for d in measurements}
-        return {d: ratio for d, ratio in found.items() if ratio is not None}
-
-    judged = ratios(FORWARD, "fastmax2")
+    ratios = {d.settings["head_dim"]: masked_ratio(d, FORWARD, "fastmax2")[1] for d in measurements}
+    judged = {d: ratio for d, ratio in ratios.items() if ratio is not None}
     if not judged:
         return untested(*MASKED, "Fastmax2 did not run in its factorized form, forward, with and without the mask")
-    text = (
-        f"Masked Fastmax2, forward, takes {_times(judged)} times as long as unmasked (D = {listed([*map(str, judged)])}, the "
-        "longest N at which both ran in their factorized form)"
-    )
-    others = ((BOTH, "fastmax2", "with the backward pass"), (FORWARD, "fastmax1", "Fastmax1 forward"),
-              (BOTH, "fastmax1", "Fastmax1 with the backward pass"))  # fmt: skip
-    text += "".join(f"; {words} {_times(found)}" for *at, words in others for found in [ratios(*at)] if found)
     near = [d / 2 <= ratio <= 2 * d for d, ratio in judged.items()]
-    text += "." if any(near) else ". It is computed in chunks, which need no state per token."
-    missing = [str(d.settings["head_dim"]) for d in measurements if d.settings["head_dim"] not in judged]
-    text += f" Not counted, since that form was not reached: Fastmax2 at D = {listed(missing)}." if missing else ""
-    return Claim(*MASKED, AGREES if all(near) else PARTLY if any(near) else DIFFERS, text)
+    notes = ["Judged by Fastmax2, forward."]
+    notes += (
+        [] if any(near) else ["The mask is cheap because the tokens are walked in chunks: no state per token is kept."]
+    )
+    notes += [
+        f"Fastmax2 at D = {d} did not reach its factorized form and is not counted." for d in ratios if d not in judged
+    ]
+    verdict = AGREES if all(near) else PARTLY if any(near) else DIFFERS
+    return Claim(*MASKED, verdict, f"{_times(judged)} times", tuple(notes), "scaling-masked")
 
 
 def _times(ratios: dict[int, float]) -> str:

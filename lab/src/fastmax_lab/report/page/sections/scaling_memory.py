@@ -1,9 +1,10 @@
 """Scaling: the growth of the memory with N."""
 
 from itertools import product
+from statistics import median
 
 from fastmax_lab.measurements import Measurement
-from fastmax_lab.report.page.parts import Chart, Claim, Finding, Series, Table, untested
+from fastmax_lab.report.page.parts import Chart, Claim, Series, Table, untested
 from fastmax_lab.report.page.sections.scaling_cells import (
     LONGEST,
     ORDERS,
@@ -11,9 +12,7 @@ from fastmax_lab.report.page.sections.scaling_cells import (
     exponent,
     growth_verdict,
     mask_name,
-    spread,
 )
-from fastmax_lab.report.page.words import listed, times
 
 MEMORY = ("Abstract, Conclusion", "The memory of attention falls from O(N²) to O(N).")
 
@@ -48,40 +47,49 @@ def memory_table(measurements: list[Measurement]) -> Table:
 
 
 def memory_claim(measurements: list[Measurement]) -> Claim:
-    grown: dict[str, list[float]] = {}
-    for d, is_causal in product(measurements, (False, True)):
-        for name, peaks in _peaks(d, is_causal).items():
-            if len(peaks) > 1:
-                grown.setdefault(name, []).append(exponent(sorted(peaks.items())[-LONGEST:])[2])
-    ours = [exponent for name in ORDERS for exponent in grown.get(name, [])]
-    if not ours or "vanilla" not in grown:
-        return untested(*MEMORY, "too few lengths were measured to tell how memory grows")
-    text = (
-        "Forward and backward, masked and not, over the longest N of each, the memory of Fastmax grows as N to the power "
-        f"{spread(ours)}, that of the plain formula {spread(grown['vanilla'])}"
+    table = memory_growth(measurements)
+    ours, theirs = ([row[-1] for row in table.rows if row[2] in names] for names in (ORDERS, ("vanilla",)))
+    if not ours or not theirs:
+        return untested(*MEMORY, "too few lengths were measured to see how memory grows")
+    number = f"exponent of N: {median(ours):.2f} against {median(theirs):.2f}, medians"
+    notes = ("Judged against the plain formula; the table has PyTorch's kernel, too.",)
+    return Claim(*MEMORY, growth_verdict(ours, theirs), number, notes, table.name)
+
+
+def memory_growth(measurements: list[Measurement]) -> Table:
+    rows = [
+        (d.settings["head_dim"], mask_name(is_causal), name, *exponent(sorted(peaks.items())[-LONGEST:]))
+        for d, is_causal in product(measurements, (False, True))
+        for name, peaks in _peaks(d, is_causal).items()
+        if len(peaks) > 1
+    ]
+    return Table(
+        "scaling-memory-growth",
+        "Growth of the memory: the exponent of N over the longest that were measured",
+        ("D", "mask", "contestant", "from N", "to N", "exponent"),
+        tuple(rows),
+        ("", "", "", ",", ",", ".2f"),
     )
-    text += f"; that of PyTorch's kernel {spread(grown['softmax'])}." if "softmax" in grown else "."
-    return Claim(*MEMORY, growth_verdict(ours, grown["vanilla"]), text)
 
 
-def memory_finding(measurements: list[Measurement]) -> Finding:
-    parts = []
-    for theirs, name in SOFTMAX.items():
-        ratios = []
-        for d in measurements:
-            peaks = _peaks(d, is_causal=False)
-            n = max(peaks.get(theirs, {}).keys() & peaks.get("fastmax2", {}).keys(), default=None)
-            if n is not None:
-                ratio = times(peaks[theirs][n] / peaks["fastmax2"][n])
-                ratios.append(f"{ratio} (D = {d.settings['head_dim']}, N = {n:,})")
-        parts += [f"{name} {listed(ratios)}"] if ratios else []
-    return Finding(
-        f"Memory over that of Fastmax2, unmasked, at the longest N of both: {'; '.join(parts)}." if parts else ""
+def memory_ratios(measurements: list[Measurement]) -> Table:
+    rows = []
+    for theirs, d in product(SOFTMAX, measurements):
+        peaks = _peaks(d, is_causal=False)
+        n = max(peaks.get(theirs, {}).keys() & peaks.get("fastmax2", {}).keys(), default=None)
+        if n is not None:
+            rows.append((theirs, d.settings["head_dim"], n, peaks[theirs][n] / peaks["fastmax2"][n]))
+    return Table(
+        "scaling-memory-ratio",
+        "Memory of softmax over that of Fastmax2, unmasked, at the longest N of both",
+        ("contestant", "D", "N", "times"),
+        tuple(rows),
+        ("", "", ",", ".2f"),
     )
 
 
 def _peaks(measurement: Measurement, is_causal: bool) -> dict[str, dict[int, int]]:
-    """Bytes by contestant and N, where there are any to be seen."""
+    """Return the bytes by contestant and N, where there were any to be seen."""
     found: dict[str, dict[int, int]] = {}
     for row in measurement.values["memory"]:
         if row["is_causal"] == is_causal and row["peak"] > row["before"]:
