@@ -2,7 +2,7 @@
 //
 // Degree 2 has the features x_m x_(m+d mod D), m = 0 .. D-1, for d = 0 .. D/2 (of the last diagonal only half, if D is even):
 // each pair of channels once. A diagonal is the product of a token with a shifted copy of itself, so WIDE features of
-// one token are two loads and a multiply, and none is computed in vain. A block is WIDE features of a diagonal; its part of
+// one token are two loads and a multiply, and all of them are used. A block is WIDE features of a diagonal; its part of
 // the state is [Dv + 1][WIDE], so that the denominator's column of ones is just one more row. The blocks of degree 1 lie side
 // by side, [Dv + 1][D], so that they are read in one go.
 // A square is scaled by 1 / sqrt(2), as in the public layout of a state, so that the layouts differ in nothing but order.

@@ -100,7 +100,7 @@ class Released(Attention):
 
 
 def over_largest_norm(x: Tensor) -> Tensor:
-    """(..., N, D): divide by the largest norm of the N tokens. Zeros stay zeros."""
+    """Divide x (..., N, D) by the largest norm of its N tokens. Zeros stay zeros."""
     largest = x.square().sum(-1, keepdim=True).amax(-2, keepdim=True)
     return x * largest.clamp(min=torch.finfo(x.dtype).tiny).rsqrt()
 

@@ -34,7 +34,7 @@ def section(results: Results) -> Section:
 
 
 def _seeds(measurements: list[Measurement]) -> str:
-    """How little the numbers say of chance."""
+    """Describe how many settings have a second seed."""
     runs = group(measurements, _but_for_the_seed)
     several = sum(len(found) > 1 for found in runs.values())
     return f"{several} of {len(runs)} settings have a second seed, the others one." if several else "All have one seed."
