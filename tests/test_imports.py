@@ -19,6 +19,7 @@ CONVERSION = {f"examples/{name}.py" for name in ("convert_common", "convert_mini
 
 USERS_OF_THE_LAB = CONVERSION | {
     "tools/gpu_roofline.py",
+    "tools/find_numbers.py",
     "tools/readme_figure.py",
     "tools/site_hooks.py",
     "examples/char_lm.py",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fastmax_lab.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, PageBlock, Chart, Claim, Section, Table
+from fastmax_lab.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Chart, Claim, PageBlock, Section, Table
 from fastmax_lab.report.page.results import Results
 from fastmax_lab.report.page.words import MEANINGS, listed
 

@@ -8,10 +8,10 @@ from fastmax_lab.report.page.parts import (
     DIFFERS,
     OPEN,
     PARTLY,
-    PageBlock,
     Chart,
     Claim,
     Finding,
+    PageBlock,
     Section,
     untested,
 )
