@@ -73,7 +73,7 @@ def test_the_kernels_of_a_forward_pass() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_all_kernels(target: str, head_dim: int) -> None:
     found = told(target, "--head-dim", str(head_dim), "--case", "plain", "all", "decode")
-    assert len({one["kernel"] for one in found}) == 11
+    assert len({one["kernel"] for one in found}) == 12
     for one in found:
         check(one)
 

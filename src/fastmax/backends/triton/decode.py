@@ -14,6 +14,12 @@ from fastmax.decay import STRONGEST
 
 MAX_DIM = 128
 
+CHANNELS = 2
+"""A program of `step` has the rows of twice as many channels of the sum: a head has 17 (D = 64) or 33 of them (D = 128)."""
+
+MAX_ACCUMULATED = 8192
+"""Numbers that a program adds up: what registers hold."""
+
 
 def can_step(where: torch.device, order: int, head_dim: int, value_dim: int) -> bool:
     """Return True on the CPU and on GPUs that the doctor has passed: a state cannot name a backend."""
@@ -50,22 +56,23 @@ class PreparedStep:
         groups = query_heads // max(1, self._heads)
         self._none = torch.zeros(1, device=q.device)
         self._columns = min(16, padded(self._value_dim))
-        self._shape = {
-            "D": dim,
-            "DP": padded(dim),
-            "BV": self._columns,
-            "ORDER": order,
-            "DECAY": recent_decay is not None,
-        }
+        self._shape = {"D": dim, "DP": padded(dim), "ORDER": order, "DECAY": recent_decay is not None}
+        grouped, width = 1 << max(0, groups - 1).bit_length(), padded(self._value_dim)
+        self._read = min(width, max(16, MAX_ACCUMULATED // (grouped * padded(dim))))
+        of_sum = 0 if total is None else ceil_div((dim + 1) // 2, CHANNELS) if order == 2 else 1
+        self._parts = 1 + of_sum
+        heads = self._batch * self._heads
+        self._f, self._g = (
+            torch.empty(heads, self._parts, grouped, *n, dtype=recent_k.dtype, device=q.device) for n in ((width,), ())
+        )
+        self._queries = {"DV": self._value_dim, "DVP": width, "G": groups, "GP": grouped}
         self._more = {
-            "DV": self._value_dim,
-            "G": groups,
-            "GP": 1 << max(0, groups - 1).bit_length(),
+            "BV": self._read,
+            "CHANNELS": CHANNELS,
             "R": padded(recent_k.shape[2]),
             "BR": 16,
             "NORM": normalize,
             "EPS": EPS,
-            "SUMMED": total is not None,
             "STRONGEST": STRONGEST[recent_k.dtype],
         }
 
@@ -80,7 +87,7 @@ class PreparedStep:
         recent_count: int,
         fold: int,
     ) -> Tensor:
-        from fastmax.backends.triton.kernels.step import step
+        from fastmax.backends.triton.kernels.step import combine, step
 
         if fold:
             recent_count = self._folded(recent_count, fold)
@@ -90,16 +97,19 @@ class PreparedStep:
         features = 0 if self._total is None else self._total.shape[2]
         if out.numel():
             with self._on():
-                step[(self._batch * self._heads, ceil_div(self._value_dim, self._columns))](
+                step[(self._batch * self._heads, self._parts, ceil_div(self._value_dim, self._read))](
                     q, k, v, self._scale if head_scale is None else self._scale * head_scale,
                     none if key_mask is None else key_mask,
                     none if log_decay is None else log_decay, none if self._total is None else self._total,
-                    self._keys, self._values, none if self._decays is None else self._decays, out,
+                    self._keys, self._values, none if self._decays is None else self._decays, self._f, self._g,
                     recent_count, self._keys.shape[2], features, self._heads,
                     *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], 0 if key_mask is None else key_mask.stride(0),
                     *((0, 0) if log_decay is None else log_decay.stride()[:2]),
-                    **self._shape, **self._more, MASKED=key_mask is not None,
+                    **self._shape, **self._queries, **self._more, MASKED=key_mask is not None,
                 )  # fmt: skip
+                combine[(self._batch * self._query_heads,)](
+                    self._f, self._g, out, self._parts, **self._queries, P=1 << (self._parts - 1).bit_length()
+                )
         return out
 
     def _folded(self, recent_count: int, fold: int) -> int:
@@ -114,7 +124,7 @@ class PreparedStep:
             with self._on():
                 kernel[(heads * parts, ceil_div(columns, self._columns))](
                     self._total, self._keys, self._values, self._none if self._decays is None else self._decays,
-                    fold, self._keys.shape[2], self._total.shape[2], COLUMNS=columns, **self._shape,
+                    fold, self._keys.shape[2], self._total.shape[2], COLUMNS=columns, BV=self._columns, **self._shape,
                 )  # fmt: skip
         if self._total_decay is not None and self._decays is not None:
             self._total_decay.add_(self._decays[:, :, :fold].sum(2, dtype=self._total_decay.dtype))
