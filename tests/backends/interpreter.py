@@ -87,6 +87,14 @@ def interpreted() -> Interpreted:
     return Interpreted()
 
 
+def pretend(arch: str | None) -> None:
+    """In the other process: take the tiles and products of an architecture, or those that it has by itself."""
+    from fastmax.backends.triton import device
+
+    device.architecture.cache_clear()
+    device.INTERPRETED = arch or "sm_80"
+
+
 def _backend() -> Any:
     from fastmax.backends import triton
 

@@ -14,7 +14,7 @@ from fastmax.call import OutputGrads
 from fastmax.plan import Plan
 from fastmax.state import decode
 from tests.backends.conformance import RefusedError, Variant, check, make, output_grads, run
-from tests.backends.interpreter import MISSING, interpreted
+from tests.backends.interpreter import MISSING, interpreted, pretend
 from tests.support import assert_within_budget, randn
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -133,6 +133,17 @@ def test_half_precision(dtype: torch.dtype, is_causal: bool) -> None:
     more: dict[str, Any] = {"log_decay": -torch.rand(1, 1, 70) / 10} if is_causal else {}
     call = make(q, k, v, is_causal=is_causal, return_state=True, **more)
     check(HERE, call, None, SMALL)
+
+
+@pytest.mark.parametrize("dim", [20, pytest.param(64, marks=pytest.mark.interpreted)])
+def test_features_that_are_made_in_fp32(dim: int) -> None:
+    """As for AMD's GPUs, which multiply no bf16: rounded once, to nearest even."""
+    q, k, v = (randn(1, 1, 70, dim, dtype=torch.bfloat16) for _ in range(3))
+    interpreted()(pretend, "gfx942")
+    try:
+        check(HERE, make(q, k, v, is_causal=True, scale=1.0), None, SMALL)
+    finally:
+        interpreted()(pretend, None)
 
 
 @pytest.mark.parametrize("dim", [20, 64, pytest.param(128, marks=pytest.mark.interpreted)])

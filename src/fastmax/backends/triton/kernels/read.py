@@ -97,11 +97,21 @@ def read(X, X_STATE, Y, A, A1, CENTRE, CENTRE_V, S, Z, FADE, HIGH, LOW, OUT, G, 
                         I = m // B
                         # a block with itself holds x_m x_l and x_l x_m
                         half = tl.where(I == J, 0.5, 1.0).to(xj.dtype)
-                        xm = widened(tl.load(x + (m + ou)[None, :], mask=mt[:, None], other=0.0), EMULATED) * half
-                        phi = narrowed(tl.reshape(xm[:, :, None] * xj[:, None, :], (BT, U * B)), DT, EMULATED)
                         row_of_pair = (I * (I + 1) // 2 + J) * B * B + m % B * B
-                        rows = tl.load(state + (row_of_pair + of)[:, None] * DV + ov[None, :])
-                        acc = tl.dot(phi, rows, acc, input_precision=PRECISION)
+                        if EMULATED:  # a tile of x_m would take more instructions to spread than its products
+                            for u in tl.static_range(U):
+                                xm = (
+                                    widened(tl.load(X_STATE + (row + t) * D + m + u, mask=mt, other=0.0), EMULATED)
+                                    * half
+                                )
+                                rows = tl.load(state + (row_of_pair + u * B + ol)[:, None] * DV + ov[None, :])
+                                phi = narrowed(xj * xm[:, None], DT, EMULATED)
+                                acc = tl.dot(phi, rows, acc, input_precision=PRECISION)
+                        else:
+                            xm = tl.load(x + (m + ou)[None, :], mask=mt[:, None], other=0.0) * half
+                            phi = tl.reshape(xm[:, :, None] * xj[:, None, :], (BT, U * B))
+                            rows = tl.load(state + (row_of_pair + of)[:, None] * DV + ov[None, :])
+                            acc = tl.dot(phi, rows, acc, input_precision=PRECISION)
             if DECAY:
                 fade = tl.load(FADE + fade_row + t, mask=mt, other=0.0)
                 acc *= fade[:, None]
