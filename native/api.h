@@ -8,7 +8,8 @@
 #define FM_TYPES(X) X(F32, 0) X(F64, 1) X(BF16, 2) X(F16, 3)
 #define FM_NORMALIZATIONS(X) X(AS_IT_IS, 0) X(STANDARDIZE, 1) X(RMS, 2)
 #define FM_DROPOUTS(X) X(NO_DROPOUT, 0) X(STANDARD, 1) X(TOKENS, 2) X(QUADRATIC, 3)
-#define FM_FORMS(X) X(DENSE, 1) X(FACTORIZED, 2)
+// BY_REACH: with decays, the form that is cheaper for each head, by the number of keys that its queries can still see.
+#define FM_FORMS(X) X(DENSE, 1) X(FACTORIZED, 2) X(BY_REACH, 3)
 // BAD_x: the kernels have no code for the value of x; nothing was computed.
 #define FM_STATUSES(X)   \
   X(OK, 0)               \
@@ -65,13 +66,14 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   TENSOR(v)                                                                                            \
   TENSOR(o)                                                                                            \
   TENSOR(g)         /* of type `type`; may be absent in the forward pass */                            \
-  TENSOR(log_decay) /* (batch, key_heads, tokens), of type `type`, or absent; causal self attention */ \
+  TENSOR(log_decay) /* (batch, key_heads, tokens), of type `type`, or absent; self attention: weights fade by exp(c_i - c_j) \
+                       if causal, else by exp(-|c_i - c_j|), for c the sums of log_decay */                                \
   TENSOR(d_o)                                                                                          \
   TENSOR(d_g)                                                                                          \
   TENSOR(d_q)                                                                                          \
   TENSOR(d_k)                                                                                          \
   TENSOR(d_v)                                                                                          \
-  TENSOR(d_decay) /* the gradient of the sums of log_decay, of type `type` */                          \
+  TENSOR(d_decay) /* of type `type` */                                                                  \
   POINTER(const uint8_t, mask)                                                                         \
   INT(mask_batch_stride)                                                                               \
   INT(mask_head_stride)                                                                                \

@@ -7,6 +7,8 @@
 // -1e16 or the lowest number there is, would take the digits of the decays after it. fastmax/decay.py has the same numbers, and
 // makes the gradients beyond them 0.
 #pragma once
+#include <algorithm>
+
 #include "forms/head.h"
 #include "simd/exp.h"
 
@@ -36,6 +38,7 @@ struct DecayChunk {
     earlier = workspace.take<T>(round_up(keys_of_pairs, W));
   }
   static bool used(const FmCall& call) { return call.log_decay.data != nullptr; }
+  static bool both_ways(const FmCall& call) { return used(call) && !call.is_causal; }
 
   void load_sums(const Head& h, int64_t begin, int64_t end) {
     const FmTensor& t = h.call->log_decay;
@@ -61,36 +64,76 @@ struct DecayChunk {
     for (int i = 0; i < n; i += LANES<T>) store(x + i, exp_of_negative<T>(load(x + i)));
   }
 
-  // pairs[key][W]: the factor on each of `keys` keys from `first_key` on at the W queries from `query` on. `seen` of them
-  // may be seen by some of these; those that causality hides from a query count as 1 there.
-  const T* fade_pairs(int64_t query, int64_t first_key, int seen) {
+  // pairs[key][W]: the factor on each of `seen` keys from `first_key` on at the W queries from `query` on. A key behind a query
+  // counts as 1 if `is_causal`, as causality hides it; else it fades like one before it.
+  const T* fade_pairs(int64_t query, int64_t first_key, int seen, bool is_causal) {
     const double* at_query = c + query;
     const int queries = (int)min(W, count - query);
     const int before = (int)max(0, min(seen, query - first_key));
-    if (before > 0) {
-      // All exponents split at the first query: a factor of the key and one of the query, neither above 1.
-      T of_query[W] = {};
-      for (int w = 0; w < queries; w++) of_query[w] = (T)(at_query[w] - at_query[0]);
-      for (int n = 0; n < before; n++) earlier[n] = (T)(at_query[0] - c[first_key + n]);
-      exp_all(of_query, W);
-      exp_all(earlier, before);
-      const Vec<T> low = load(of_query), high = load(of_query + LANES<T>);
-      for (int n = 0; n < before; n++) {
-        store(pairs + n * W, low * earlier[n]);
-        store(pairs + n * W + LANES<T>, high * earlier[n]);
+    const int behind = is_causal ? seen : (int)max(before, min(seen, query + queries - first_key));
+    fade_apart(at_query, queries, at_query[0], first_key, 0, before);
+    if (before < behind && at_query[0] - at_query[queries - 1] < SPLITS) {
+      fade_near(at_query, queries, first_key + before - query, before, behind, is_causal);
+    } else {
+      for (int n = before; n < behind; n++) {
+        const double of_key = c[first_key + n];
+        T* row = pairs + n * W;
+        for (int w = 0; w < W; w++) row[w] = 0;
+        for (int w = 0; w < queries; w++) {
+          const double x = at_query[w] - of_key;
+          row[w] = (T)(x < 0 ? x : is_causal ? 0 : -x);
+        }
+        exp_all(row, W);
       }
     }
-    for (int n = before; n < seen; n++) {
-      const double of_key = c[first_key + n];
-      T* row = pairs + n * W;
-      for (int w = 0; w < W; w++) row[w] = 0;
-      for (int w = 0; w < queries; w++) {
-        const double x = at_query[w] - of_key;
-        row[w] = (T)(x < 0 ? x : 0);
-      }
-      exp_all(row, W);
-    }
+    fade_apart(at_query, queries, at_query[queries - 1], first_key, behind, seen);
     return pairs;
+  }
+  // The same for the keys `begin` to `end`, which are among the queries, from that in the lane `first` on: by quotients of the
+  // factors since the first query, where these are large enough.
+  static constexpr double SPLITS = sizeof(T) == sizeof(float) ? 40 : 300;
+  void fade_near(const double* at_query, int queries, int64_t first, int begin, int end, bool is_causal) {
+    T since[W] = {}, inverse[W];
+    for (int w = 0; w < queries; w++) since[w] = (T)(at_query[w] - at_query[0]);
+    exp_all(since, W);
+    for (int w = 0; w < W; w++) inverse[w] = 1 / since[w];
+    for (int n = begin; n < end; n++) {
+      const int64_t own = first + n - begin;
+      for (int w = 0; w < W; w += LANES<T>) {
+        Vec<T> x = load(since + w) * inverse[own];
+        if (!is_causal) {
+          const Vec<T> y = load(inverse + w) * since[own];
+          x = x < y ? x : y;
+        }
+        store(pairs + n * W + w, x);
+      }
+    }
+  }
+  // The same for the keys `begin` to `end`, all of them before the queries or all behind. Their exponents are split at the
+  // query that is nearest to them, whose sum is `nearest`: a factor of the key and one of the query, neither above 1.
+  void fade_apart(const double* at_query, int queries, double nearest, int64_t first_key, int begin, int end) {
+    if (begin >= end) return;
+    T of_query[W] = {};
+    for (int w = 0; w < queries; w++) of_query[w] = -(T)distance(at_query[w], nearest);
+    for (int n = begin; n < end; n++) earlier[n] = -(T)distance(c[first_key + n], nearest);
+    exp_all(of_query, W);
+    exp_all(earlier + begin, end - begin);
+    const Vec<T> low = load(of_query), high = load(of_query + LANES<T>);
+    for (int n = begin; n < end; n++) {
+      store(pairs + n * W, low * earlier[n]);
+      store(pairs + n * W + LANES<T>, high * earlier[n]);
+    }
+  }
+  static double distance(double a, double b) { return a < b ? b - a : a - b; }
+
+  // The keys that the queries `begin` to `end` can still see: those whose weights have exponents from `lowest` on.
+  Range visible_keys(int64_t begin, int64_t end, bool is_causal, double lowest) const {
+    // sums fall from token to token
+    const double *first = std::partition_point(c, c + begin, [&](double at) { return c[begin] - at < lowest; }),
+                 *last = c + end;
+    if (!is_causal)
+      last = std::partition_point(last, (const double*)c + count, [&](double at) { return at - c[end - 1] >= lowest; });
+    return {first - c, last - c};
   }
 
   // The row of pairs of one token, `other`, with the W from `own` on: the factor on the earlier of the two at the later.
@@ -102,6 +145,39 @@ struct DecayChunk {
     }
     exp_all(by, W);
     for (int w = 0; w < W; w += LANES<T>) store(row + w, load(row + w) * load(by + w));
+  }
+
+  // d_sums += the gradients of c: `shares`, [key][W], are the terms P u . w of a sub-chunk of queries and of keys, whose
+  // weights P have the exponent -|c_query - c_key|. Of a query and its own key it is 0, whatever the decays.
+  void add_sum_grads(const T* shares, int64_t query, int64_t first_key, int keys, bool is_causal, T* d_sums) const {
+    constexpr int L = LANES<T>;
+    const int64_t diagonal = is_causal ? query - first_key : UNMASKED;
+    const int seen = visible<T>(keys, diagonal), by_all = visible_to_first_half<T>(keys, diagonal);
+    Vec<T> low{}, high{};  // of the queries
+    for (int begin = 0; begin < seen; begin += L) {
+      Vec<T> of_keys[L] = {};
+      for (int i = 0; i < L && begin + i < seen; i++) {
+        const int n = begin + i;
+        const int64_t here = first_key + n - query;  // the lane of the key itself; those before it are earlier queries
+        Vec<T> a = n < by_all ? load(shares + n * W) : Vec<T>{}, b = load(shares + n * W + L);
+        if (here >= W) {
+          a = -a, b = -b;
+        } else if (here >= 0) {
+          T row[W];
+          store(row, a), store(row + L, b);
+          for (int w = 0; w <= here; w++) row[w] = w < here ? -row[w] : 0;
+          a = load(row), b = load(row + L);
+        }
+        low += a, high += b;
+        of_keys[i] = a + b;
+      }
+      T by_key[L];
+      store(by_key, sums<T>(of_keys));
+      for (int i = 0; i < L && begin + i < seen; i++) d_sums[first_key + begin + i] -= by_key[i];
+    }
+    T by_query[W];
+    store(by_query, low), store(by_query + L, high);
+    for (int w = 0; w < min(W, count - query); w++) d_sums[query + w] += by_query[w];
   }
 
   // Rows [sub][columns][W] of tokens, in place, by `factors`.
@@ -116,8 +192,6 @@ struct DecayChunk {
       }
     }
   }
-  // Rows [sub][columns][W] of queries, in place, by the factor on a state at them.
-  void fade_queries(T* rows, int columns, int subs) const { fade_lanes(rows, columns, subs, since_start); }
   // Rows of tokens, in place, each by its factor.
   static void fade_rows(T* rows, int64_t pitch, int columns, const T* factors, int count) {
     for (int n = 0; n < count; n++) multiply_row(rows + n * pitch, factors[n], columns);

@@ -28,35 +28,49 @@ struct DenseForm {
   }
   // The position of a query relative to the first key of a tile.
   static int64_t diagonal(const Head& h, int64_t query, int64_t key) { return h.call->is_causal ? query - key : UNMASKED; }
+  // The keys that some of the queries `begin` to `end` see.
+  Range seen(const Head& h, int64_t begin, int64_t end) const {
+    const Range range = products.visible_keys(h, begin, end);
+    return h.call->is_causal ? Range{range.begin, min(range.end, end)} : range;
+  }
+  // Calls f(part) for the parts of tiles that `keys` consist of.
+  template <class F>
+  static void each_part(Range keys, const F& f) {
+    for (int64_t k = keys.begin; k < keys.end; k = k / KEYS * KEYS + KEYS) f(Range{k, min(k / KEYS * KEYS + KEYS, keys.end)});
+  }
 
   void outputs(const Head& h, int64_t begin, int64_t end) {
     for (int64_t g = 0; g < h.groups; g++)
       for (int64_t a = begin; a < end; a += QUERIES) {
-        queries.load_tokens(h, g, a, min(end, a + QUERIES), false, false);
+        const int64_t stop = min(end, a + QUERIES);
+        queries.load_tokens(h, g, a, stop, false, false);
         products.load_queries(false);
         memset(queries.out, 0, (int64_t)queries.subs * sizes.shape.columns * W * sizeof(T));
-        for (int64_t k = 0; k < keys.count; k += KEYS)
+        Range by_sub[QUERIES / W];
+        for (int s = 0; s < queries.subs; s++) by_sub[s] = seen(h, a + s * W, min(stop, a + (s + 1) * W));
+        each_part(seen(h, a, stop), [&](Range part) {
           for (int s = 0; s < queries.subs; s++) {
-            const int64_t position = diagonal(h, a + s * W, k);
-            if (position + W > 0) products.add_outputs(s, a + s * W, k, position);
+            const Range own{max(part.begin, by_sub[s].begin), min(part.end, by_sub[s].end)};
+            if (own.begin < own.end) products.add_outputs(s, a + s * W, own, diagonal(h, a + s * W, own.begin));
           }
+        });
         queries.store_outputs(h);
       }
   }
 
-  // d_x, [keys][dim_pitch], and d_u, [keys][u_pitch], are added to; d_scale, [groups], too.
-  void gradients(const Head& h, int64_t begin, int64_t end, T* d_x, T* d_u, double* d_scale) {
+  // d_x, [keys][dim_pitch], and d_u, [keys][u_pitch], are added to; so are d_scale, [groups], and, with decay, d_sums, [keys].
+  void gradients(const Head& h, int64_t begin, int64_t end, T* d_x, T* d_u, T* d_sums, double* d_scale) {
     for (int64_t g = 0; g < h.groups; g++)
       for (int64_t a = begin; a < end; a += QUERIES) {
-        queries.load_tokens(h, g, a, min(end, a + QUERIES), true, false);
+        const int64_t stop = min(end, a + QUERIES);
+        queries.load_tokens(h, g, a, stop, true, false);
         products.load_queries(true);
         memset(queries.d_x, 0, (int64_t)queries.subs * sizes.shape.dim * W * sizeof(T));
-        for (int64_t k = 0; k < keys.count; k += KEYS) {
-          const int64_t position = diagonal(h, a, k);
-          if (position + queries.count <= 0) break;
-          for (int s = 0; s < queries.subs; s++) products.add_query_grads(s, a + s * W, k, position + s * W);
-          products.add_key_grads(k, position, d_x + k * sizes.dim_pitch, d_u + k * sizes.u_pitch);
-        }
+        each_part(seen(h, a, stop), [&](Range part) {
+          const int64_t position = diagonal(h, a, part.begin);
+          for (int s = 0; s < queries.subs; s++) products.add_query_grads(s, a + s * W, part, position + s * W, d_sums);
+          products.add_key_grads(part, position, d_x + part.begin * sizes.dim_pitch, d_u + part.begin * sizes.u_pitch);
+        });
         d_scale[g] += queries.store_grads(h);
       }
   }

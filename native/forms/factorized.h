@@ -3,6 +3,7 @@
 // A state is summed in order for the outputs and the queries' gradients, in reverse for the keys'. When causal, a chunk's
 // own keys are seen in the dense form, and are added to the state behind it. Where features are dropped the dense form has no
 // shortcut past them: the pairs of a chunk are summed over features too.
+// A decay that fades both ways takes two walks: the first against the order, with a state of what comes behind each chunk.
 #pragma once
 #include "forms/decay.h"
 #include "forms/keys.h"
@@ -14,25 +15,37 @@
 namespace FM_LEVEL {
 
 enum class Pass { outputs, query_grads, key_grads };
+enum class Walk { only, first, second };  // `first` keeps what it reads from the state, and `second` adds that
 
 template <class T>
 struct FactorizedForm {
   static constexpr int W = WIDE<T>;
   const Sizes<T>& sizes;
-  Pass pass;
+  const Pass pass;
+  const Walk walk_kind;
+  const bool reverse;  // the walk is from the last chunk to the first
   KeyChunk<T> keys;
   QueryChunk<T> queries;
   DecayChunk<T> decay;
-  bool decays = false;
+  bool decays = false, both_ways = false;
   FeatureWords<T> words;
   PairChunk<T> pairs;  // only where features are dropped
   T *panel, *weights_, *slopes;
   T *u_transposed, *u_faded, *x_transposed, *d_x_transposed, *d_u_transposed, *d_x, *d_u;  // of keys, only for their gradients
+  T *shares, *d_sums;  // [chunk][W] and [chunk], of the gradients of sums of decays
   Prefetcher prefetcher;
   const FmCall* call = nullptr;
   double* d_scale = nullptr;  // [groups], added to
+  T* kept = nullptr;          // [groups or 1][kept_size()]: what the first of two walks reads from the state for a chunk
 
-  FactorizedForm(const Sizes<T>& s, Pass pass) : sizes(s), pass(pass) {}
+  FactorizedForm(const Sizes<T>& s, Pass pass, Walk kind)
+      : sizes(s), pass(pass), walk_kind(kind), reverse((pass == Pass::key_grads) != (kind == Walk::first)) {}
+  static int64_t kept_size(const Sizes<T>& s, Pass pass) {
+    const int64_t channels = pass == Pass::outputs       ? s.shape.columns
+                             : pass == Pass::query_grads ? s.shape.dim
+                                                         : s.dim_pitch + s.u_pitch;
+    return s.chunk * channels;
+  }
   void take(Workspace& workspace) {
     const int64_t chunk = sizes.chunk, dim = sizes.shape.dim, columns = sizes.shape.columns;
     keys.take(workspace, sizes, chunk);
@@ -42,6 +55,7 @@ struct FactorizedForm {
     words.take(workspace, sizes.features);
     if (sizes.drops) pairs.take(workspace, sizes);
     weights_ = workspace.take<T>(chunk * (pass == Pass::key_grads ? chunk : W));
+    shares = workspace.take<T>(chunk * W), d_sums = workspace.take<T>(chunk);
     if (pass != Pass::key_grads) return;
     slopes = workspace.take<T>(chunk * chunk);
     u_transposed = workspace.take<T>(chunk * columns);
@@ -53,14 +67,36 @@ struct FactorizedForm {
     d_u = workspace.take<T>(chunk * sizes.u_pitch);
   }
 
+  // The factors of the decay on tokens that are added to a state, and on a state that tokens read.
+  const T* adding() const { return reverse ? decay.since_start : decay.until_end; }
+  const T* reading() const { return reverse ? decay.until_end : decay.since_start; }
+  // The tokens of which a factor leaves anything, all of them where features are dropped: those are drawn by place.
+  Range living(const T* factors, int tokens) const {
+    Range range{0, tokens};
+    if (!decays || sizes.drops) return range;
+    while (range.begin < range.end && factors[range.begin] == 0) range.begin++;
+    while (range.begin < range.end && factors[range.end - 1] == 0) range.end--;
+    return range;
+  }
+  // The same of sub-chunks.
+  Range living_subs(int tokens) const {
+    const Range range = living(reading(), tokens);
+    return {range.begin / W, (range.end + W - 1) / W};
+  }
+
   void add_keys(State<T> state) {
-    if (decays) keys.fade_values(decay.until_end);
-    accumulate(sizes.features, state, keys.dense(), key_masks(), fade(0), panel, prefetcher);
+    const Range used = living(adding(), keys.count);
+    if (decays) keys.fade_values(adding(), used);
+    accumulate(sizes.features, state, keys.dense(used), key_masks(), fade(0), panel, prefetcher);
   }
   void add_queries(State<T> state, int64_t group) {
-    if (decays) decay.fade_rows(queries.w, sizes.u_pitch, sizes.shape.columns, decay.since_start, queries.count);
-    queries.pack_grads();
-    const Keys<T> rows{queries.x, sizes.x_pitch, queries.w, sizes.u_pitch, queries.packed_grads(), queries.count};
+    const Range used = living(adding(), queries.count);
+    T* w = queries.w + used.begin * sizes.u_pitch;
+    const int count = (int)(used.end - used.begin);
+    if (decays) decay.fade_rows(w, sizes.u_pitch, sizes.shape.columns, adding() + used.begin, count);
+    queries.pack_grads(used);
+    const T* x = queries.x + used.begin * sizes.x_pitch;
+    const Keys<T> rows{x, sizes.x_pitch, w, sizes.u_pitch, queries.packed_grads(), count};
     accumulate(sizes.features, state, rows, query_masks(), fade(group), panel, prefetcher);
   }
   FeatureMasks<T> key_masks() const { return keys.dropout.masks(*call, words); }
@@ -78,7 +114,7 @@ struct FactorizedForm {
   void start(const Head& h, int64_t begin, int64_t end) {
     call = h.call;
     words.make(*call, sizes.features);
-    decays = DecayChunk<T>::used(*h.call);
+    decays = DecayChunk<T>::used(*h.call), both_ways = walk_kind != Walk::only;
     if (decays) decay.load_chunk(h, begin, min(end, h.keys));
   }
 
@@ -125,7 +161,7 @@ struct FactorizedForm {
     if (pass == Pass::key_grads) {
       keys.load_tokens(h, begin, end, false);
       read_key_grads(state);
-      keys.store_grads(h, d_x, sizes.dim_pitch, d_u, sizes.u_pitch);
+      keys.store_grads(h, d_x, sizes.dim_pitch, d_u, sizes.u_pitch, d_sums);
       return;
     }
     for (int64_t g = 0; g < h.groups; g++) {
@@ -135,9 +171,11 @@ struct FactorizedForm {
     }
   }
 
-  // The tokens of one chunk when causal, walking the state along. `empty`: it is known to be zero; `keep`: it is needed after.
+  // The tokens of one chunk when causal or with a decay, walking the state along. `empty`: it is known to be zero; `keep`: it
+  // is needed after.
   void walk(const Head& h, int64_t begin, int64_t end, State<T> state, bool empty, bool keep) {
     start(h, begin, end);
+    if (walk_kind == Walk::first) return walk_against(h, begin, end, state, empty, keep);
     if (pass == Pass::key_grads) return walk_back(h, begin, end, state, empty, keep);
     prefetch_next(h, begin, 1, true, true);
     keys.load_tokens(h, begin, min(end, h.keys), sizes.wraps);
@@ -148,11 +186,33 @@ struct FactorizedForm {
         pair_queries(empty ? nullptr : state.sum);
       } else {
         read_queries(empty ? nullptr : state.sum);
+        if (decays && pass == Pass::query_grads) add_sums(h, d_sums, 1, both_ways || g > 0);
+        if (both_ways) add_kept_queries(g);
         for (int s = 0; s < queries.subs && keys.count > 0; s++) dense_queries(s);
       }
       store_queries(h, g);
     }
     if (keys.count > 0 && keep) add_keys(state);
+  }
+  // The first of two walks: keeps what the chunk reads from the state.
+  void walk_against(const Head& h, int64_t begin, int64_t end, State<T> state, bool empty, bool keep) {
+    const bool of_keys = pass == Pass::key_grads;
+    prefetch_next(h, begin, reverse ? -1 : 1, true, true);
+    keys.load_tokens(h, begin, min(end, h.keys), sizes.wraps && !of_keys);
+    if (of_keys) {
+      read_key_grads(empty ? nullptr : state.sum);
+      keep_keys(h);
+    }
+    for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
+      queries.load_tokens(h, g, begin, min(end, h.queries), pass != Pass::outputs, sizes.wraps && of_keys);
+      if (of_keys) {
+        if (keep) add_queries(state, g);
+        continue;
+      }
+      read_queries(empty ? nullptr : state.sum);
+      keep_queries(h, g);
+    }
+    if (!of_keys && keys.count > 0 && keep) add_keys(state);
   }
   void walk_back(const Head& h, int64_t begin, int64_t end, State<T> state, bool empty, bool keep) {
     prefetch_next(h, begin, -1, true, true);
@@ -163,6 +223,11 @@ struct FactorizedForm {
       start_key_grads();
     else
       read_key_grads(seen);
+    if (decays && !by_pairs) {
+      make_key_shares(-1);
+      for (int n = 0; n < keys.count && h.queries > 0; n++) d_sums[n] += *sum_at(h, n);
+    }
+    if (both_ways) add_kept_keys();
     for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
       queries.load_tokens(h, g, begin, min(end, h.queries), true, sizes.wraps);
       if (by_pairs)
@@ -171,32 +236,116 @@ struct FactorizedForm {
         dense_key_grads();
       if (keep) add_queries(state, g);
     }
-    if (by_pairs) store_key_grads();
+    if (by_pairs) store_key_grads({0, key_subs()});
+    if (decays && by_pairs) {
+      make_key_shares(-1);
+      for (int n = 0; n < keys.count; n++) d_sums[n] += rows_part(h, keys.first + n);
+    }
     if (begin >= h.queries && keep) fade_alone(state);
-    keys.store_grads(h, d_x, sizes.dim_pitch, d_u, sizes.u_pitch);
+    keys.store_grads(h, d_x, sizes.dim_pitch, d_u, sizes.u_pitch, d_sums);
   }
 
   void read_queries(const T* state) {
     const Others<T>* none = nullptr;
+    const int dim = sizes.shape.dim, columns = sizes.shape.columns;
+    const Range subs = state ? living_subs(queries.count) : Range{0, 0};
+    const int s = (int)subs.begin, count = (int)(subs.end - subs.begin);
     if (pass == Pass::outputs) {
-      if (state)
-        read(sizes.features, state, queries.x_transposed, query_masks(), queries.subs, queries.out, sizes.shape.columns, none,
-             panel, prefetcher);
-      else
-        memset(queries.out, 0, (int64_t)queries.subs * sizes.shape.columns * W * sizeof(T));
-      if (decays && state) decay.fade_queries(queries.out, sizes.shape.columns, queries.subs);
+      if (count < queries.subs) memset(queries.out, 0, (int64_t)queries.subs * columns * W * sizeof(T));
+      if (count == 0) return;
+      read(sizes.features, state, queries.x_transposed_of(s), query_masks(), count, queries.out_of(s), columns, none, panel,
+           prefetcher);
+      if (decays) decay.fade_lanes(queries.out, columns, queries.subs, reading());
     } else {
-      memset(queries.d_x, 0, (int64_t)queries.subs * sizes.shape.dim * W * sizeof(T));
-      if (state)
-        read_vjp(sizes.features, state, queries.x_transposed, query_masks(), queries.w_transposed, queries.subs, queries.d_x,
-                 none, prefetcher);
-      if (decays && state) decay.fade_queries(queries.d_x, sizes.shape.dim, queries.subs);
+      memset(queries.d_x, 0, (int64_t)queries.subs * dim * W * sizeof(T));
+      if (decays) memset(d_sums, 0, queries.count * sizeof(T));
+      if (count == 0) return;
+      read_vjp(sizes.features, state, queries.x_transposed_of(s), query_masks(), queries.w_transposed_of(s), count,
+               queries.d_x_of(s), none, prefetcher);
+      if (decays) make_query_shares(state, s, count);
+      if (decays) decay.fade_lanes(queries.d_x, dim, queries.subs, reading());
     }
   }
+  // d_sums = phi(x) . (state w), of the queries of `count` sub-chunks from s on, with the factor of the decay. d_x has
+  // J^T (state w), so that x . d_x counts a feature as often as its degree: with what a read of the lower degrees has, all of
+  // them count once.
+  void make_query_shares(const T* state, int s, int count) {
+    const Others<T>* none = nullptr;
+    const int dim = sizes.shape.dim, columns = sizes.shape.columns;
+    Features<T> low = sizes.features;
+    low.blocks = low.linear;
+    read(low, state, queries.x_transposed_of(s), query_masks(), count, queries.out_of(s), columns, none, panel, prefetcher);
+    for (int sub = s; sub < s + count; sub++) {
+      const T *w = queries.w_transposed_of(sub), *x = queries.x_transposed_of(sub), *f = queries.out_of(sub),
+              *d = queries.d_x_of(sub);
+      T lower[W] = {}, constant[W] = {}, by_degree[W] = {};
+      for (int j = 0; j < columns; j++)
+        for (int i = 0; i < W; i++) lower[i] += w[j * W + i] * f[j * W + i], constant[i] += w[j * W + i] * state[j];
+      for (int m = 0; m < dim; m++)
+        for (int i = 0; i < W; i++) by_degree[i] += x[m * W + i] * d[m * W + i];
+      for (int i = 0; i < W && sub * W + i < queries.count; i++)
+        d_sums[sub * W + i] =
+            reading()[sub * W + i] * (sizes.features.order == 2 ? (lower[i] + constant[i] + by_degree[i]) / 2 : lower[i]);
+    }
+  }
+
+  // What the first walk has read for a chunk, and the second adds.
+  T* kept_of(int64_t group) const { return kept + group * kept_size(sizes, pass); }
+  void keep_queries(const Head& h, int64_t group) {
+    const T* from = pass == Pass::outputs ? queries.out : queries.d_x;
+    memcpy(kept_of(group), from, (int64_t)queries.subs * W * kept_size(sizes, pass) / sizes.chunk * sizeof(T));
+    if (pass == Pass::query_grads) add_sums(h, d_sums, -1, group > 0);
+  }
+  void add_kept_queries(int64_t group) {
+    T* to = pass == Pass::outputs ? queries.out : queries.d_x;
+    add_all(to, kept_of(group), (int64_t)queries.subs * W * kept_size(sizes, pass) / sizes.chunk);
+  }
+  void keep_keys(const Head& h) {
+    const int64_t size = keys.count * sizes.dim_pitch;
+    memcpy(kept, d_x, size * sizeof(T));
+    memcpy(kept + sizes.chunk * sizes.dim_pitch, d_u, keys.count * sizes.u_pitch * sizeof(T));
+    make_key_shares(1);
+    add_sums(h, d_sums, 1, h.queries > 0);  // behind those of the queries
+  }
+  void add_kept_keys() {
+    add_all(d_x, kept, keys.count * sizes.dim_pitch);
+    add_all(d_u, kept + sizes.chunk * sizes.dim_pitch, keys.count * sizes.u_pitch);
+  }
+  // d_sums = what the keys have of the products of u with its gradient from the state, which are in d_u.
+  void make_key_shares(T sign) {
+    for (int n = 0; n < keys.count; n++)
+      d_sums[n] = sign * dot((const T*)d_u + n * sizes.u_pitch, (const T*)keys.u + n * sizes.u_pitch, sizes.shape.columns);
+  }
+  // What a query has of the gradient of its sum, if causal: a factor on both parts of a quotient does not change it, so only
+  // the gradient of the denominator is left.
+  T rows_part(const Head& h, int64_t n) const {
+    const FmCall& c = *h.call;
+    T sum = 0;
+    for (int64_t q = h.key_head * h.groups; c.d_g.data && n < h.queries && q < (h.key_head + 1) * h.groups; q++) {
+      T d_g;
+      load_row(c.d_g.data, c.d_g.type, at(c.d_g, h.batch, q, h.query_start + n), 1, &d_g);
+      sum += d_g * ((const T*)c.g.data)[at(c.g, h.batch, q, h.query_start + n)];
+    }
+    return sum;
+  }
+  T* sum_at(const Head& h, int64_t n) const {
+    const FmTensor& t = h.call->d_decay;
+    return (T*)t.data + at(t, h.batch, h.key_head, h.key_start + keys.first + n);
+  }
+  // The gradients of sums in the tensor: += or =.
+  void add_sums(const Head& h, const T* from, T sign, bool adds) {
+    for (int n = 0; n < keys.count; n++) *sum_at(h, n) = (adds ? *sum_at(h, n) : 0) + sign * from[n];
+  }
+  static void add_all(T* to, const T* from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] += from[i];
+  }
+
+  // The position of the first query of a sub-chunk relative to the chunk's first key.
+  int64_t diagonal_of(int64_t s) const { return both_ways ? UNMASKED : s * W; }
   void dense_queries(int s) {
     const Keys<T> dense = keys.dense();
     const T* x = queries.x_transposed_of(s);
-    const int64_t diagonal = s * W;
+    const int64_t diagonal = diagonal_of(s);
     const T* fading = fade_pairs(s, dense.count);
     if (pass == Pass::outputs) {
       weigh<T>(sizes.shape, dense, x, diagonal, fading, weights_, nullptr);
@@ -209,7 +358,9 @@ struct FactorizedForm {
     }
   }
   // For the queries of a sub-chunk and the keys that they see; null without decay.
-  const T* fade_pairs(int s, int keys) { return decays ? decay.fade_pairs(s * W, 0, visible<T>(keys, s * W)) : nullptr; }
+  const T* fade_pairs(int s, int keys) {
+    return decays ? decay.fade_pairs(s * W, 0, visible<T>(keys, diagonal_of(s)), !both_ways) : nullptr;
+  }
   void store_queries(const Head& h, int64_t group) {
     if (pass == Pass::outputs)
       queries.store_outputs(h);
@@ -224,13 +375,13 @@ struct FactorizedForm {
     if (pass == Pass::outputs) {
       if (!state) memset(queries.out, 0, (int64_t)subs * columns * W * sizeof(T));
       read(sizes.features, state, queries.x_transposed, query_masks(), subs, queries.out, columns, &others, panel, prefetcher);
-      if (decays && state) decay.fade_queries(queries.out, columns, subs);
+      if (decays && state) decay.fade_lanes(queries.out, columns, subs, reading());
       pairs.hide(others, subs, fading());
       pairs.add_sums(others, sizes.shape, keys.u, sizes.u_pitch, keys.packed_values(), subs, queries.out, keys.are_finite);
     } else {
       memset(queries.d_x, 0, (int64_t)subs * sizes.shape.dim * W * sizeof(T));
       pairs.make_grads(others, keys.u, sizes.u_pitch, queries.w_transposed, columns, subs, fading());
-      if (decays && state) decay.fade_queries(queries.w_transposed, columns, subs);
+      if (decays && state) decay.fade_lanes(queries.w_transposed, columns, subs, reading());
       read_vjp(sizes.features, state, queries.x_transposed, query_masks(), queries.w_transposed, subs, queries.d_x, &others,
                prefetcher);
     }
@@ -239,19 +390,22 @@ struct FactorizedForm {
   // d_x, d_u = the gradients of the keys' chunk from the state, in rows.
   void read_key_grads(const T* state) {
     const Others<T>* none = nullptr;
-    if (!state) {
+    const Range subs = state ? living_subs(keys.count) : Range{0, 0};
+    const int64_t s = subs.begin, count = subs.end - s, dim = sizes.shape.dim, columns = sizes.shape.columns;
+    if (count < key_subs()) {
       memset(d_x, 0, keys.count * sizes.dim_pitch * sizeof(T));
       memset(d_u, 0, keys.count * sizes.u_pitch * sizeof(T));
-      return;
     }
+    if (count == 0) return;
     start_key_grads();
-    const int subs = key_subs();
-    read(sizes.features, state, x_transposed, key_masks(), subs, d_u_transposed, value_channels(), none, panel, prefetcher);
-    read_vjp(sizes.features, state, x_transposed, key_masks(), u_transposed, subs, d_x_transposed, none, prefetcher);
-    store_key_grads();
+    read(sizes.features, state, x_transposed + s * dim * W, key_masks(), (int)count, d_u_transposed + s * columns * W,
+         value_channels(), none, panel, prefetcher);
+    read_vjp(sizes.features, state, x_transposed + s * dim * W, key_masks(), u_transposed + s * columns * W, (int)count,
+             d_x_transposed + s * dim * W, none, prefetcher);
+    store_key_grads(subs);
     if (!decays) return;
-    decay.fade_rows(d_x, sizes.dim_pitch, sizes.shape.dim, decay.until_end, keys.count);
-    decay.fade_rows(d_u, sizes.u_pitch, sizes.shape.columns, decay.until_end, keys.count);
+    decay.fade_rows(d_x, sizes.dim_pitch, sizes.shape.dim, reading(), keys.count);
+    decay.fade_rows(d_u, sizes.u_pitch, sizes.shape.columns, reading(), keys.count);
   }
   int key_subs() const { return (keys.count + W - 1) / W; }
   // Keys and values in columns, and no gradients yet.
@@ -269,11 +423,11 @@ struct FactorizedForm {
     if (!sizes.drops) return;
     memset(d_u_transposed, 0, (int64_t)subs * columns * W * sizeof(T));
     memcpy(u_faded, u_transposed, (int64_t)subs * columns * W * sizeof(T));
-    if (decays) decay.fade_lanes(u_faded, columns, subs, decay.until_end);
+    if (decays) decay.fade_lanes(u_faded, columns, subs, reading());
   }
-  void store_key_grads() {
+  void store_key_grads(Range subs) {
     const int dim = sizes.shape.dim, columns = sizes.shape.columns;
-    for (int64_t s = 0; s < key_subs(); s++) {
+    for (int64_t s = subs.begin; s < subs.end; s++) {
       transpose_to_token_major(d_x_transposed + s * dim * W, sizes.raw_dim, d_x + s * W * sizes.dim_pitch, sizes.dim_pitch);
       transpose_to_token_major(d_u_transposed + s * columns * W, value_channels(), d_u + s * W * sizes.u_pitch, sizes.u_pitch);
     }
@@ -283,14 +437,14 @@ struct FactorizedForm {
     const int columns = sizes.shape.columns, subs = key_subs();
     const Others<T> others = pairs.others(queries.x, sizes.x_pitch, queries.count, query_masks(), true);
     read(sizes.features, state, x_transposed, key_masks(), subs, d_u_transposed, columns, &others, panel, prefetcher);
-    if (decays && state) decay.fade_lanes(d_u_transposed, columns, subs, decay.until_end);
+    if (decays && state) decay.fade_lanes(d_u_transposed, columns, subs, reading());
     pairs.hide(others, subs, fading());
-    queries.pack_grads();
+    queries.pack_grads({0, queries.count});
     pairs.add_sums(others, sizes.shape, queries.w, sizes.u_pitch, queries.packed_grads(), subs, d_u_transposed);
     pairs.make_grads(others, queries.w, sizes.u_pitch, u_transposed, columns, subs, fading());
     read_vjp(sizes.features, state, x_transposed, key_masks(), u_faded, subs, d_x_transposed, &others, prefetcher);
   }
-  // The requested gradients: the denominator's only for that of the decay.
+  // The gradients that a state is read for: the denominator's only for that of the decay.
   int value_channels() const { return decays ? sizes.shape.columns : sizes.value_dim; }
   void dense_key_grads() {
     const Keys<T> dense = keys.dense();
@@ -298,11 +452,17 @@ struct FactorizedForm {
     const int64_t stride = (int64_t)sizes.chunk * W;
     for (int s = 0; s < queries.subs; s++) {
       const T* fading = fade_pairs(s, dense.count);
-      weigh(sizes.shape, dense, queries.x_transposed_of(s), s * W, fading, weights_ + s * stride, slopes + s * stride);
-      argument_grads(sizes.shape, dense, queries.w_transposed_of(s), s * W, slopes + s * stride);
+      T *of_weights = weights_ + s * stride, *of_slopes = slopes + s * stride;
+      const int64_t diagonal = diagonal_of(s);
+      weigh(sizes.shape, dense, queries.x_transposed_of(s), diagonal, fading, of_weights, of_slopes);
+      argument_grads(sizes.shape, dense, queries.w_transposed_of(s), diagonal, of_slopes, decays ? of_weights : nullptr,
+                     shares);
+      if (decays) decay.add_sum_grads(shares, s * W, 0, dense.count, !both_ways, d_sums);
     }
-    key_grads(dense.count, 0, slopes, stride, queries.subs, queries.x, sizes.x_pitch, sizes.shape.dim, d_x, sizes.dim_pitch);
-    key_grads(dense.count, 0, weights_, stride, queries.subs, queries.w, sizes.u_pitch, value_channels(), d_u, sizes.u_pitch);
+    key_grads(dense.count, diagonal_of(0), slopes, stride, queries.subs, queries.x, sizes.x_pitch, sizes.shape.dim, d_x,
+              sizes.dim_pitch);
+    key_grads(dense.count, diagonal_of(0), weights_, stride, queries.subs, queries.w, sizes.u_pitch, sizes.value_dim, d_u,
+              sizes.u_pitch);
   }
 };
 

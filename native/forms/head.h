@@ -8,12 +8,17 @@
 
 namespace FM_LEVEL {
 
+struct Range {
+  int64_t begin, end;
+};
+
 // A key head with the query heads that read it, in one sequence.
 struct Head {
   const FmCall* call;
   int64_t batch, key_head, groups;
   int64_t query_start, queries, key_start, keys;
-  int64_t state;  // index of its state
+  int64_t state;      // index of its state
+  double lowest = 0;  // with decays: the exponent of a weight below which it need not be computed, see Reach
 };
 
 FM_INLINE int64_t at(const FmTensor& t, int64_t batch, int64_t head, int64_t token) {

@@ -48,21 +48,30 @@ struct KeyChunk {
     for (int n = 0; sizes->reduces && n < count; n++) reduce_row(x + n * sizes->x_pitch, by, dim);
     for (int n = 0; wrap && n < count; n++) wrap_row(sizes->features, x + n * sizes->x_pitch, sizes->x_pitch);
   }
-  void pack_values() {
-    if (sizes->packs) pack(u, sizes->u_pitch, count, sizes->shape.columns, packed);
+  void pack_values() { pack_values({0, count}); }
+  void pack_values(Range tokens) {
+    if (sizes->packs)
+      pack(u + tokens.begin * sizes->u_pitch, sizes->u_pitch, (int)(tokens.end - tokens.begin), sizes->shape.columns, packed);
   }
   const T* packed_values() const { return sizes->packs ? packed : nullptr; }
   Keys<T> dense() const { return {x, sizes->x_pitch, u, sizes->u_pitch, packed_values(), count, are_finite}; }
 
-  // Multiplies values, and their packed copy, by their factors at the end of the chunk.
-  void fade_values(const T* factors) {
-    for (int n = 0; n < count; n++) multiply_row(u + n * sizes->u_pitch, factors[n], sizes->shape.columns);
-    pack_values();
+  // Some tokens, whose values are those that are packed.
+  Keys<T> dense(Range tokens) const {
+    return {
+        x + tokens.begin * sizes->x_pitch, sizes->x_pitch, u + tokens.begin * sizes->u_pitch, sizes->u_pitch, packed_values(),
+        (int)(tokens.end - tokens.begin)};
   }
 
-  // d_x holds the gradients of the standardized keys, which must not be wrapped; both are overwritten. With decay d_v has the
-  // denominator's channel too.
-  void store_grads(const Head& h, T* d_x, int64_t d_x_pitch, const T* d_v, int64_t d_v_pitch) const {
+  // Multiplies the values of some tokens by their factors, and packs these.
+  void fade_values(const T* factors, Range tokens) {
+    for (int64_t n = tokens.begin; n < tokens.end; n++) multiply_row(u + n * sizes->u_pitch, factors[n], sizes->shape.columns);
+    pack_values(tokens);
+  }
+
+  // d_x holds the gradients of the standardized keys, which must not be wrapped; both are overwritten. With decay, d_sums are
+  // the gradients of its sums at the chunk's tokens.
+  void store_grads(const Head& h, T* d_x, int64_t d_x_pitch, const T* d_v, int64_t d_v_pitch, const T* d_sums) const {
     const FmCall& c = *h.call;
     const int dim = sizes->raw_dim, value_dim = sizes->value_dim;
     const T by = reflection<T>(dim);
@@ -83,9 +92,7 @@ struct KeyChunk {
         vn = nullptr;
       }
       const int64_t token = h.key_start + first + n;
-      if (c.d_decay.data)
-        ((T*)c.d_decay.data)[at(c.d_decay, h.batch, h.key_head, token)] =
-            vn ? -dot(vn, u + n * sizes->u_pitch, sizes->shape.columns) : 0;
+      if (c.d_decay.data) ((T*)c.d_decay.data)[at(c.d_decay, h.batch, h.key_head, token)] = d_sums[n];
       store_row(dn, dim, c.d_k.data, c.d_k.type, at(c.d_k, h.batch, h.key_head, token));
       store_row(vn ? vn : zeros(), value_dim, c.d_v.data, c.d_v.type, at(c.d_v, h.batch, h.key_head, token));
     }

@@ -73,7 +73,9 @@ struct Bf16Products {
   }
   const Pair* q_of(int64_t s) const { return q_columns + s * dim_pairs * W; }
 
-  void add_outputs(int s, int64_t, int64_t key, int64_t position) {
+  // Without decays the parts are whole tiles.
+  void add_outputs(int s, int64_t, Range part, int64_t position) {
+    const int64_t key = part.begin;
     const PairedKeys t = tile(key);
     weigh(sizes.shape, t, q_of(s), position, weights);
     if (!keys.are_finite) {
@@ -84,7 +86,9 @@ struct Bf16Products {
     add_products(u_keys + key / 2 * sizes.u_pitch, sizes.u_pitch, sizes.shape.columns, (const Pair*)weights,
                  pairs_visible_to_first_half(t.count, position), visible_pairs(t.count, position), queries.out_of(s));
   }
-  void add_query_grads(int s, int64_t, int64_t key, int64_t position) {
+  Range visible_keys(const Head& h, int64_t, int64_t) const { return {0, h.keys}; }
+  void add_query_grads(int s, int64_t, Range part, int64_t position, float*) {
+    const int64_t key = part.begin;
     const PairedKeys t = tile(key);
     weigh(sizes.shape, t, q_of(s), position, weights + s * STRIDE, derivatives);
     argument_grads(sizes.value_dim, t, w_columns + (int64_t)s * value_pairs * W,
@@ -93,8 +97,8 @@ struct Bf16Products {
     add_products(k_keys + key / 2 * sizes.dim_pitch, sizes.dim_pitch, sizes.shape.dim, (const Pair*)slopes_by_keys,
                  pairs_visible_to_first_half(t.count, position), visible_pairs(t.count, position), queries.d_x_of(s));
   }
-  void add_key_grads(int64_t key, int64_t position, float* d_x, float* d_u) {
-    const int count = tile(key).count;
+  void add_key_grads(Range part, int64_t position, float* d_x, float* d_u) {
+    const int count = tile(part.begin).count;
     key_grads(count, position, slopes, STRIDE, queries.subs, q_queries, sizes.dim_pitch, sizes.shape.dim, d_x, sizes.dim_pitch);
     key_grads(count, position, weights, STRIDE, queries.subs, w_queries, sizes.u_pitch, sizes.value_dim, d_u, sizes.u_pitch);
   }

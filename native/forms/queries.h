@@ -136,8 +136,9 @@ struct QueryChunk {
       wn[value_dim] += extra;
     }
   }
-  void pack_grads() {
-    if (sizes->packs) pack(w, sizes->u_pitch, count, sizes->shape.columns, packed);
+  void pack_grads(Range tokens) {
+    if (sizes->packs)
+      pack(w + tokens.begin * sizes->u_pitch, sizes->u_pitch, (int)(tokens.end - tokens.begin), sizes->shape.columns, packed);
   }
   const T* packed_grads() const { return sizes->packs ? packed : nullptr; }
 

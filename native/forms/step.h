@@ -119,7 +119,7 @@ void weigh_keys(const T* q, const T* k, int dim, int order, int64_t count, T* we
     for (int i = 0; i < L; i++) parts[i] = n + i < count ? dot_lanes(q, k + (n + i) * dim, dim) : Vec<T>{};
     const Vec<T> s[1][2] = {{sums<T>(parts)}};
     T both[2 * L];
-    store_similarity<T, 1>(s, order, both);
+    store_similarity<T, 1>(s, order, nullptr, both);
     if (order > 2) similarity_of_high_order(both, L, order);
     store(weights + n, load((const T*)both));
   }

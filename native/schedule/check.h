@@ -20,7 +20,7 @@ FM_INLINE int check_numbers(int64_t type, int64_t head_dim, int64_t value_dim) {
   return FM_OK;
 }
 FM_INLINE int check_form(int64_t form, int64_t order) {
-  if (form != FM_DENSE && form != FM_FACTORIZED) return FM_BAD_FORM;
+  if (form != FM_DENSE && form != FM_FACTORIZED && form != FM_BY_REACH) return FM_BAD_FORM;
   return order >= 1 && order <= (form == FM_DENSE ? 4 : 2) ? FM_OK : FM_BAD_ORDER;
 }
 
@@ -36,16 +36,18 @@ inline int check_dropout(const FmCall& c) {
 inline int check(const FmCall& c) {
   if (const int status = check_numbers(c.type, c.head_dim, c.value_dim)) return status;
   if (const int status = check_tensors({&c.q, &c.k, &c.v, &c.o, &c.g, &c.d_o, &c.d_g, &c.d_q, &c.d_k, &c.d_v})) return status;
-  if (c.log_decay.data && (c.log_decay.type != c.type || !c.is_causal || (c.queries != 0 && c.queries != c.keys)))
-    return FM_BAD_DECAY;
+  if (c.log_decay.data && (c.log_decay.type != c.type || (c.queries != 0 && c.queries != c.keys))) return FM_BAD_DECAY;
   if (c.d_decay.data && c.d_decay.type != c.type) return FM_BAD_DECAY;
   if (c.g.data && c.g.type != c.type) return FM_BAD_TYPE;
   if (c.normalize < FM_AS_IT_IS || c.normalize > FM_RMS) return FM_BAD_NORMALIZE;
   if (const int status = check_dropout(c)) return status;
   if (c.chunk < 1 || c.chunk > MAX_CHUNK || c.chunk % 32 != 0) return FM_BAD_CHUNK;
-  if (!c.forms) return check_form(c.form, c.order);
-  for (int64_t i = 0; i < c.sequences; i++)
-    if (const int status = check_form(c.forms[i], c.order)) return status;
+  for (int64_t i = 0; i < (c.forms ? c.sequences : 1); i++) {
+    const int64_t form = c.forms ? c.forms[i] : c.form;
+    if (const int status = check_form(form, c.order)) return status;
+    // a state is the factorized form's
+    if (form == FM_BY_REACH && (!c.log_decay.data || c.state_in || c.state_out || c.d_state_out)) return FM_BAD_FORM;
+  }
   return FM_OK;
 }
 inline int check(const FmStep& c) {

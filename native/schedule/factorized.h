@@ -12,8 +12,10 @@ namespace FM_LEVEL {
 template <class T>
 class FactorizedPass {
  public:
-  // `from` and `to` are public states or null; d_scale is [heads][segments][groups] or null.
-  FactorizedPass(const Heads& heads, const FmPool& pool, Pass pass, const void* from, void* to, double* d_scale)
+  // `from` and `to` are public states or null; d_scale is [heads][segments][groups] or null; `kept` is [kept_size()] if there
+  // are two walks.
+  FactorizedPass(const Heads& heads, const FmPool& pool, Pass pass, const void* from, void* to, double* d_scale,
+                 Walk walk = Walk::only, T* kept = nullptr)
       : heads(heads),
         call(heads.call),
         pool(pool),
@@ -21,19 +23,30 @@ class FactorizedPass {
         from((const T*)from),
         to((T*)to),
         d_scale(d_scale),
+        walk(walk),
+        kept(kept),
+        walks(call.is_causal || walk != Walk::only),
         sizes(call, (int)call.order, call.state_is_total || (!from && !to)),
         size(round_up(sizes.features.size, 64)),
-        reverse(pass == Pass::key_grads),
-        is_summed(pass == Pass::query_grads && !call.is_causal && call.state_is_total),
+        reverse((pass == Pass::key_grads) != (walk == Walk::first)),
+        is_summed(pass == Pass::query_grads && !walks && call.state_is_total),
         is_long(max(call.queries, call.keys) > LONG * sizes.chunk * heads.segments),
         bundle(heads.segments > 1 ? 1 : bundled_heads()),
         bundles((call.key_heads + bundle - 1) / bundle) {}
 
+  // The pass as a task whose items are independent, if heads are not cut into segments.
+  struct WalkBundle;
+  int64_t items() const { return heads.states * bundles; }
+  WalkBundle task() const { return {*this}; }
   bool run() {
-    if (heads.segments == 1) return run_parallel(pool, heads.states * bundles, WalkBundle{*this});
+    if (heads.segments == 1) return run_parallel(pool, items(), task());
     Workspace shared;
     if (!shared.allocate_zeros([&] { states = shared.take<T>(heads.count * (heads.segments + 1) * size); })) return false;
     return sum_segments() && scan_segments() && use_segments();
+  }
+  // Of what the first of two walks keeps for the second.
+  int64_t kept_size() const {
+    return call.key_heads * chunk_slots() * kept_groups() * FactorizedForm<T>::kept_size(sizes, pass);
   }
 
  private:
@@ -50,6 +63,9 @@ class FactorizedPass {
   const T* from;
   T* to;
   double* d_scale;
+  const Walk walk;
+  T* const kept;
+  const bool walks;  // a state along the chunks; else all tokens read the sum of all
   const Sizes<T> sizes;
   const int64_t size;                      // of a state
   const bool reverse, is_summed, is_long;  // is_summed: `from` is what the sum would be
@@ -69,11 +85,23 @@ class FactorizedPass {
   int64_t first_segment() const { return reverse ? heads.segments - 1 : 0; }
   int64_t last_segment() const { return reverse ? 0 : heads.segments - 1; }
 
+  // Chunks of all sequences: each has a place of its own, for those of a packed batch start anywhere in it.
+  int64_t chunks_of(int64_t tokens) const { return (tokens + sizes.chunk - 1) / sizes.chunk; }
+  int64_t chunk_slots() const {
+    return heads.is_packed() ? chunks_of(call.keys) + heads.states : heads.states * chunks_of(call.keys);
+  }
+  int64_t kept_groups() const { return pass == Pass::key_grads ? 1 : heads.groups; }
+  T* kept_of(const Head& h, int64_t begin) const {
+    if (!kept) return nullptr;
+    const int64_t first = heads.is_packed() ? h.key_start / sizes.chunk + h.state : h.state * chunks_of(call.keys);
+    const int64_t slot = h.key_head * chunk_slots() + first + begin / sizes.chunk;
+    return kept + slot * kept_groups() * FactorizedForm<T>::kept_size(sizes, pass);
+  }
   int64_t tokens_summed(const Head& h) const {
-    return call.is_causal ? max(h.queries, h.keys) : pass == Pass::key_grads ? h.queries : h.keys;
+    return walks ? max(h.queries, h.keys) : pass == Pass::key_grads ? h.queries : h.keys;
   }
   int64_t tokens_used(const Head& h) const {
-    return call.is_causal ? max(h.queries, h.keys) : pass == Pass::key_grads ? h.keys : h.queries;
+    return walks ? max(h.queries, h.keys) : pass == Pass::key_grads ? h.keys : h.queries;
   }
 
   void load_state(int64_t i, T* state) const {
@@ -120,7 +148,7 @@ class FactorizedPass {
     Workspace workspace;
 
     template <class Task>
-    explicit Worker(const Task& task) : pass(task.pass), form(pass.sizes, pass.pass) {}
+    explicit Worker(const Task& task) : pass(task.pass), form(pass.sizes, pass.pass, pass.walk) {}
     bool allocate() {
       return workspace.allocate([&] {
         form.take(workspace);
@@ -138,13 +166,16 @@ class FactorizedPass {
     // One chunk of the segment `part` of head i. `empty`: the state is known to be zero; `keep`: it is needed afterwards.
     void use(int64_t i, int64_t part, Range chunk, State<T> state, bool empty, bool keep) {
       form.d_scale = pass.d_scale ? pass.d_scale + (i * pass.heads.segments + part) * pass.heads.groups : nullptr;
-      if (pass.call.is_causal)
-        form.walk(pass.heads.head(i), chunk.begin, chunk.end, state, empty, keep);
+      const Head head = pass.heads.head(i);
+      form.kept = pass.kept_of(head, chunk.begin);
+      if (pass.walks)
+        form.walk(head, chunk.begin, chunk.end, state, empty, keep);
       else
-        form.use(pass.heads.head(i), chunk.begin, chunk.end, state.sum);
+        form.use(head, chunk.begin, chunk.end, state.sum);
     }
   };
 
+ public:
   // A bundle of whole heads of one sequence, chunk by chunk.
   struct WalkBundle {
     using Worker = FactorizedPass::Worker;
@@ -154,38 +185,45 @@ class FactorizedPass {
       const int64_t key_heads = pass.call.key_heads;
       const int64_t first = item / pass.bundles * key_heads + item % pass.bundles * pass.bundle;
       const int64_t count = min(pass.bundle, (item / pass.bundles + 1) * key_heads - first);
-      if (pass.heads.is_dense(first)) return;
       const Head head = pass.heads.head(first);  // all of them have its length
       worker.forget_losses();
-      for (int64_t n = 0; n < count; n++) pass.load_state(first + n, worker.state(n).sum);
-      if (!pass.call.is_causal && !pass.is_summed) sum(worker, first, count, pass.chunks(pass.tokens_summed(head), 0));
-      if (!pass.call.is_causal) store(worker, first, count);
+      each(first, count, [&](int64_t n) { pass.load_state(first + n, worker.state(n).sum); });
+      if (!pass.walks && !pass.is_summed) sum(worker, first, count, pass.chunks(pass.tokens_summed(head), 0));
+      if (!pass.walks) store(worker, first, count);
       use(worker, first, count, pass.chunks(pass.tokens_used(head), 0));
-      if (pass.call.is_causal) store(worker, first, count);
+      if (pass.walks) store(worker, first, count);
     }
     void sum(Worker& worker, int64_t first, int64_t count, const Chunks& chunks) const {
       for (int64_t c = 0; c < chunks.count; c++)
-        for (int64_t n = 0; n < count; n++)
-          worker.form.add(pass.heads.head(first + n), chunks[c].begin, chunks[c].end, worker.state(n));
+        each(first, count,
+             [&](int64_t n) { worker.form.add(pass.heads.head(first + n), chunks[c].begin, chunks[c].end, worker.state(n)); });
     }
     void use(Worker& worker, int64_t first, int64_t count, const Chunks& chunks) const {
       for (int64_t c = 0; c < chunks.count; c++)
-        for (int64_t n = 0; n < count; n++)
+        each(first, count, [&](int64_t n) {
           worker.use(first + n, 0, chunks[c], worker.state(n), !pass.from && c == 0, pass.to || c < chunks.count - 1);
+        });
     }
     void store(Worker& worker, int64_t first, int64_t count) const {
-      for (int64_t n = 0; n < count; n++) pass.store_state(first + n, worker.state(n).sum);
+      each(first, count, [&](int64_t n) { pass.store_state(first + n, worker.state(n).sum); });
+    }
+    // Those of `count` heads that are not dense.
+    template <class F>
+    void each(int64_t first, int64_t count, const F& f) const {
+      for (int64_t n = 0; n < count; n++)
+        if (!pass.heads.is_dense(first + n)) f(n);
     }
   };
 
-  // The sum of one segment alone. When causal, that of the last is unused.
+ private:
+  // The sum of one segment alone. Where states walk, that of the last is unused.
   struct SumSegment {
     using Worker = FactorizedPass::Worker;
     const FactorizedPass& pass;
 
     void run(Worker& worker, int64_t item) const {
       const int64_t i = item / pass.heads.segments, part = item % pass.heads.segments;
-      if (pass.heads.is_dense(i) || (pass.call.is_causal && part == pass.last_segment())) return;
+      if (pass.heads.is_dense(i) || (pass.walks && part == pass.last_segment())) return;
       const Head head = pass.heads.head(i);
       const Chunks chunks = pass.chunks(pass.tokens_summed(head), part);
       worker.forget_losses();
@@ -195,7 +233,7 @@ class FactorizedPass {
   };
   bool sum_segments() { return is_summed || run_parallel(pool, heads.count * heads.segments, SumSegment{*this}); }
 
-  // Adds up the sums of a head's segments. When causal, each becomes the sum of what comes before it.
+  // Adds up the sums of a head's segments. Where states walk, each becomes the sum of what comes before it.
   struct ScanHead {
     struct Worker {
       explicit Worker(const ScanHead&) {}
@@ -205,7 +243,7 @@ class FactorizedPass {
 
     void run(Worker&, int64_t i) const {
       if (pass.heads.is_dense(i)) return;
-      const bool is_causal = pass.call.is_causal;
+      const bool walks = pass.walks;
       T* total = pass.total_of(i);
       pass.load_state(i, total);
       for (int64_t n = 0; n < pass.heads.segments; n++) {
@@ -214,10 +252,10 @@ class FactorizedPass {
         for (int64_t e = 0; e < pass.size; e++) {
           const T before = total[e];
           total[e] = total[e] * fade + sum[e];
-          if (is_causal) sum[e] = before;
+          if (walks) sum[e] = before;
         }
       }
-      if (!is_causal) pass.store_state(i, total);
+      if (!walks) pass.store_state(i, total);
     }
   };
   bool scan_segments() { return run_parallel(pool, heads.count, ScanHead{*this}); }
@@ -230,15 +268,15 @@ class FactorizedPass {
     void run(Worker& worker, int64_t item) const {
       const int64_t i = item / pass.heads.segments, part = item % pass.heads.segments;
       if (pass.heads.is_dense(i)) return;
-      const bool is_causal = pass.call.is_causal, is_last = part == pass.last_segment();
+      const bool walks = pass.walks, is_last = part == pass.last_segment();
       const bool starts_empty = !pass.from && part == pass.first_segment();
-      T* state = is_causal ? pass.state_of(i, part) : pass.total_of(i);
+      T* state = walks ? pass.state_of(i, part) : pass.total_of(i);
       const Chunks chunks = pass.chunks(pass.tokens_used(pass.heads.head(i)), part);
       worker.forget_losses();
       for (int64_t c = 0; c < chunks.count; c++)
         worker.use(i, part, chunks[c], worker.state_at(state), starts_empty && c == 0,
                    (pass.to && is_last) || c < chunks.count - 1);
-      if (is_causal && is_last) pass.store_state(i, state);
+      if (walks && is_last) pass.store_state(i, state);
     }
   };
   bool use_segments() { return run_parallel(pool, heads.count * heads.segments, UseSegment{*this}); }

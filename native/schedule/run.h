@@ -1,5 +1,7 @@
 // A whole call: the passes of both forms, forward and backward.
 #pragma once
+#include <type_traits>
+
 #include "schedule/dense.h"
 #include "schedule/factorized.h"
 
@@ -12,14 +14,13 @@ class Run {
 
   int forward() {
     if (heads.count == 0) return FM_OK;
-    return dense(false, nullptr) && factorized(Pass::outputs, call.state_in, call.state_out, nullptr) ? FM_OK : FM_NO_MEMORY;
+    return heads.choose_forms<T>(pool) && outputs() ? FM_OK : FM_NO_MEMORY;
   }
   int backward() {
     zero_scale_grads();
     if (heads.count == 0) return FM_OK;
     double* d_scale = (double*)calloc(heads.count * heads.segments * heads.groups, sizeof(double));
-    const bool ok = d_scale && dense(true, d_scale) && factorized(Pass::query_grads, call.state_in, nullptr, d_scale) &&
-                    factorized(Pass::key_grads, call.d_state_out, call.d_state_in, d_scale);
+    const bool ok = d_scale && heads.choose_forms<T>(pool) && gradients(d_scale) && sum_decay_grads();
     if (ok) add_scale_grads(d_scale);
     free(d_scale);
     return ok ? FM_OK : FM_NO_MEMORY;
@@ -28,19 +29,88 @@ class Run {
  private:
   const FmCall& call;
   const FmPool& pool;
-  const Heads heads;
+  Heads heads;
 
-  bool dense(bool grads, double* d_scale) {
-    if (!heads.any(true)) return true;
+  bool outputs() const {
+    return with_dense(false, nullptr,
+                      [&](auto* dense) { return factorized(Pass::outputs, call.state_in, call.state_out, nullptr, dense); });
+  }
+  bool gradients(double* d_scale) const {
+    return factorized(Pass::query_grads, call.state_in, nullptr, d_scale, (NoPass*)nullptr) &&
+           with_dense(true, d_scale, [&](auto* dense) {
+             return factorized(Pass::key_grads, call.d_state_out, call.d_state_in, d_scale, dense);
+           });
+  }
+  struct NoPass {};
+
+  // f(the pass of the dense form)
+  template <class F>
+  bool with_dense(bool grads, double* d_scale, const F& f) const {
+    if (!heads.any(true)) return f((NoPass*)nullptr);
 #if defined(FM_BF16_PAIRS)
-    if (sizeof(T) == sizeof(float) && Bf16Products::serve(call))
-      return DensePass<DenseForm<Bf16Products>>(heads, pool, grads, d_scale).run();
+    if constexpr (sizeof(T) == sizeof(float)) {
+      if (Bf16Products::serve(call)) {
+        DensePass<DenseForm<Bf16Products>> pass(heads, pool, grads, d_scale);
+        return f(&pass);
+      }
+    }
 #endif
-    return DensePass<DenseForm<Products<T>>>(heads, pool, grads, d_scale).run();
+    DensePass<DenseForm<Products<T>>> pass(heads, pool, grads, d_scale);
+    return f(&pass);
   }
-  bool factorized(Pass pass, const void* from, void* to, double* d_scale) {
-    return !heads.any(false) || FactorizedPass<T>(heads, pool, pass, from, to, d_scale).run();
+  // The factorized heads, and behind them those of the pass `dense` unless it is null. Where decays fade both ways, two walks.
+  template <class Dense>
+  bool factorized(Pass pass, const void* from, void* to, double* d_scale, Dense* dense) const {
+    if (!heads.any(false)) return run(dense);
+    if (!DecayChunk<T>::both_ways(call)) return run(FactorizedPass<T>(heads, pool, pass, from, to, d_scale), dense);
+    T* kept = nullptr;
+    Workspace shared;
+    const FactorizedPass<T> sizes(heads, pool, pass, from, to, d_scale, Walk::first);
+    if (!shared.allocate([&] { kept = shared.take<T>(sizes.kept_size()); })) return false;
+    return FactorizedPass<T>(heads, pool, pass, from, to, d_scale, Walk::first, kept).run() &&
+           run(FactorizedPass<T>(heads, pool, pass, from, to, d_scale, Walk::second, kept), dense);
   }
+  template <class Dense>
+  bool run(FactorizedPass<T>&& factorized, Dense* dense) const {
+    if constexpr (std::is_same_v<Dense, NoPass>) {
+      return factorized.run();
+    } else {
+      if (!dense || heads.segments > 1) return factorized.run() && run(dense);
+      const auto first = factorized.task();
+      const auto second = dense->task();
+      const Together<decltype(first), decltype(second)> both{first, factorized.items(), second};
+      return run_parallel(pool, factorized.items() + dense->items(), both);
+    }
+  }
+  template <class Dense>
+  static bool run(Dense* dense) {
+    if constexpr (std::is_same_v<Dense, NoPass>)
+      return true;
+    else
+      return !dense || dense->run();
+  }
+  // From the gradients of sums of decays to those of decays. A decay is in the sums of its token and of those behind it.
+  bool sum_decay_grads() const { return !call.d_decay.data || run_parallel(pool, heads.count, SumDecayGrads{*this}); }
+  struct SumDecayGrads {
+    struct Worker {
+      explicit Worker(const SumDecayGrads&) {}
+      bool allocate() { return true; }
+    };
+    const Run& run_of;
+
+    void run(Worker&, int64_t i) const {
+      const FmCall& c = run_of.call;
+      const Head h = run_of.heads.head(i);
+      T* grads = (T*)c.d_decay.data + at(c.d_decay, h.batch, h.key_head, h.key_start);
+      const T* decays = (const T*)c.log_decay.data + at(c.log_decay, h.batch, h.key_head, h.key_start);
+      double total = 0;
+      for (int64_t n = h.keys; n-- > 0;) {
+        total += grads[n * c.d_decay.token_stride];
+        // a stronger decay was bounded
+        grads[n * c.d_decay.token_stride] = (double)decays[n * c.log_decay.token_stride] < STRONGEST<T> ? 0 : (T)total;
+      }
+    }
+  };
   void zero_scale_grads() {
     for (int64_t h = 0; call.d_head_scale && h < call.query_heads; h++) call.d_head_scale[h] = 0;
   }

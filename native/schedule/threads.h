@@ -37,6 +37,27 @@ bool run_parallel(const FmPool& pool, int64_t items, const Task& task) {
   return !shared.failed;
 }
 
+// Two tasks as one: the items of the first, then those of the second, so that no thread waits in between.
+template <class First, class Second>
+struct Together {
+  const First& first;
+  int64_t first_items;
+  const Second& second;
+
+  struct Worker {
+    typename First::Worker first;
+    typename Second::Worker second;
+    explicit Worker(const Together& task) : first(task.first), second(task.second) {}
+    bool allocate() { return first.allocate() && second.allocate(); }
+  };
+  void run(Worker& worker, int64_t i) const {
+    if (i < first_items)
+      first.run(worker.first, i);
+    else
+      second.run(worker.second, i - first_items);
+  }
+};
+
 // The same for items that every call repeats: a thread takes the same ones each time, because its results are in its
 // cache, and may be five times as far from the cores of another.
 template <class Task>

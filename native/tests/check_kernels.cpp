@@ -187,6 +187,8 @@ struct Plain {
         for (int h = kh * GROUPS; h < (kh + 1) * GROUPS; h++)
           for (int i = 0; i < c.tokens; i++) see_keys(c, in, b, kh, h, i, keys, sums);
         for (int n = 0; n < c.tokens; n++) normalize_vjp(c.normalize, keys[n].data(), factors[n], dim, &d_k[in.k.at(b, kh, n)]);
+        double behind = 0;  // a decay is in the sums of its token and of those behind it
+        for (int n = c.tokens; n-- > 0;) d_decay[in.log_decay.at(b, kh, n)] = (T)(behind += d_decay[in.log_decay.at(b, kh, n)]);
       }
   }
 
@@ -202,7 +204,7 @@ struct Plain {
     normalize(c.normalize, in.q, in.q.at(b, h, i), q, factor);
     for (int j = 0; j < count; j++) {
       for (int m = 0; m < dim; m++) s[j] += scale * q[m] * keys[j][m];
-      fade[j] = in.mask[b * c.tokens + j] ? (T)exp(sums[i] - sums[j]) : 0;  // without decay all sums are 0
+      fade[j] = in.mask[b * c.tokens + j] ? (T)exp(-fabs(sums[i] - sums[j])) : 0;  // without decay all sums are 0
       const T weight = (c.order == 2 ? 1 + s[j] + s[j] * s[j] / 2 : 1 + s[j]) * fade[j];
       g[at_g] += weight;
       for (int m = 0; m < value_dim; m++) o[at_o + m] += weight * (T)in.v.get(in.v.at(b, kh, j) + m);
@@ -219,7 +221,8 @@ struct Plain {
       }
       const T d_s = scale * d_weight * fade[j] * (c.order == 2 ? 1 + s[j] : 1);
       for (int m = 0; m < dim; m++) d_query[m] += d_s * keys[j][m], d_k[in.k.at(b, kh, j) + m] += d_s * q[m];
-      d_decay[in.log_decay.at(b, kh, i)] += weight * d_weight, d_decay[in.log_decay.at(b, kh, j)] -= weight * d_weight;
+      const T share = j < i ? weight * d_weight : j > i ? -weight * d_weight : 0;  // of the exponent -|c_i - c_j|
+      d_decay[in.log_decay.at(b, kh, i)] += share, d_decay[in.log_decay.at(b, kh, j)] -= share;
     }
     normalize_vjp(c.normalize, q.data(), factor, dim, d_query);
   }
@@ -385,13 +388,16 @@ static std::vector<Case> cases() {
   for (int type : {FM_F32, FM_F64, FM_BF16, FM_F16})
     for (int form : {FM_DENSE, FM_FACTORIZED})
       for (int order : {1, 2})
-        for (int mask : {0, 1, 2, 3, 4}) {
+        for (int mask : {0, 1, 2, 3, 4, 5, 6}) {
           const int i = (int)all.size();
-          const double decay = mask == 2 ? -0.02 : mask == 3 ? -0.7 : mask == 4 ? -30 : 0;
+          const double decay = mask == 2 || mask == 5 ? -0.02 : mask == 3 || mask == 6 ? -0.7 : mask == 4 ? -30 : 0;
+          const bool is_causal = mask > 0 && mask < 5;
           const int* size = sizes[i % 11 % 4];
           all.push_back(
-              {type, form, order, mask > 0, decay, i % 3, size[0], size[1], size[2], mask < 2 && i % 2 == 0, i % 7 < 3});
+              {type, form, order, is_causal, decay, i % 3, size[0], size[1], size[2], mask < 2 && i % 2 == 0, i % 7 < 3});
         }
+  for (int type : {FM_F32, FM_F64})  // the form of each head by its decays
+    for (bool is_causal : {false, true}) all.push_back({type, FM_BY_REACH, 2, is_causal, -0.3, FM_STANDARDIZE, 4, 4, 400});
   for (int form : {FM_DENSE, FM_FACTORIZED})  // denormal values and weights
     for (bool flushes : {false, true})
       all.push_back({FM_F32, form, 2, true, -2, FM_STANDARDIZE, 16, 16, 70, false, flushes, 1e-36});

@@ -83,28 +83,36 @@ FM_INLINE void each_key_tile(int count, int64_t diagonal, const F& f) {
               [&](auto R) __attribute__((always_inline)) { f(by_all + (int64_t)others.start(t), R, Int<1>{}); });
 }
 
-// out[r] = f(s[r]) for an order up to 2, and s[r] above.
+// out[r] = f(s[r]) for an order up to 2, times `fading` unless null; s[r] above.
 template <class T, int R>
-FM_INLINE void store_similarity(const Vec<T> (&s)[R][2], int order, T* out) {
+FM_INLINE void store_similarity(const Vec<T> (&s)[R][2], int order, const T* fading, T* out) {
   constexpr int W = WIDE<T>, L = LANES<T>;
   with_low_order(order, [&](auto Order) __attribute__((always_inline)) {
+    constexpr int degree = decltype(Order)::value;
+    if (degree >= 0 && fading) {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++)
+        for (int h = 0; h < 2; h++) store(out + r * W + h * L, similarity<T, degree>(s[r][h]) * load(fading + r * W + h * L));
+      return;
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
-      for (int h = 0; h < 2; h++) store(out + r * W + h * L, similarity<T, decltype(Order)::value>(s[r][h]));
+      for (int h = 0; h < 2; h++) store(out + r * W + h * L, similarity<T, degree>(s[r][h]));
   });
 }
-// The rest of store_similarity for `count` rows of keys: orders above 2; a product with `fading`
-// unless null; and zeros for queries before the key `first` + r.
+// The rest of store_similarity for `count` rows of keys: orders above 2, and zeros for queries before the key `first` + r.
 template <class T>
 FM_NOINLINE void finish_rows(T* rows, int count, int order, const T* fading, int64_t first, int64_t diagonal) {
   constexpr int W = WIDE<T>, L = LANES<T>;
-  if (order > 2) similarity_of_high_order(rows, count * W, order);
-  for (int i = 0; fading && i < count * W; i += L) store(rows + i, load(rows + i) * load(fading + i));
+  if (order > 2) {
+    similarity_of_high_order(rows, count * W, order);
+    for (int i = 0; fading && i < count * W; i += L) store(rows + i, load(rows + i) * load(fading + i));
+  }
   for (int r = 0; first + count > diagonal && r < count; r++) mask_row(rows + r * W, first + r, diagonal);
 }
 template <class T>
 FM_INLINE void finish_similarity(T* rows, int count, int order, const T* fading, int64_t first, int64_t diagonal) {
-  if (order > 2 || fading || first + count > diagonal) finish_rows(rows, count, order, fading, first, diagonal);
+  if (order > 2 || first + count > diagonal) finish_rows(rows, count, order, fading, first, diagonal);
 }
 
 // weights[key][W] = f(k . x) for one sub-chunk x, [dim][W], times `fading`, [key][W], unless null; slopes the same for f'.
@@ -120,9 +128,9 @@ void weigh(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t diago
     Vec<T> acc[n][2];
     clear<T, n>(acc);
     multiply<T, n, decltype(First)::value>(acc, keys.x + first * keys.x_pitch, 1, keys.x_pitch, x, W, shape.dim);
-    if (slopes) store_similarity<T, n>(acc, shape.order - 1, slopes + first * W);
-    if (weights) store_similarity<T, n>(acc, shape.order, weights + first * W);
     const T* fades = fading ? fading + first * W : nullptr;
+    if (slopes) store_similarity<T, n>(acc, shape.order - 1, fades, slopes + first * W);
+    if (weights) store_similarity<T, n>(acc, shape.order, fades, weights + first * W);
     if (slopes) finish_similarity(slopes + first * W, n, shape.order - 1, fades, first, diagonal);
     if (weights) finish_similarity(weights + first * W, n, shape.order, fades, first, diagonal);
   });
@@ -163,25 +171,36 @@ void weighted_sum(const Shape<T>& shape, const Keys<T>& keys, const T* weights, 
       Vec<T> acc[n][2];
       clear<T, n>(acc);
       const int64_t step = keys.packed ? n : keys.u_pitch;
-      multiply<T, n>(acc, a, step, 1, weights, W, by_all);
-      multiply<T, n, 1>(acc, a + by_all * step, step, 1, weights + by_all * W, W, count - by_all);
+      const T* first = keys.packed ? a + keys.packed_first * n : a;
+      multiply<T, n>(acc, first, step, 1, weights, W, by_all);
+      multiply<T, n, 1>(acc, first + by_all * step, step, 1, weights + by_all * W, W, count - by_all);
       add_tile<T, n>(acc, o, W);
     });
-    a += keys.packed ? (int64_t)tiles.rows(t) * keys.count : tiles.rows(t);
+    a += keys.packed ? (int64_t)tiles.rows(t) * keys.packed_count : tiles.rows(t);
   }
 }
 
 // From derivatives f'(s), [key][W], to gradients of s, in place: times u . w, for w[columns][W] the gradient of the sums. Rows
-// of keys that no query of the sub-chunk sees are left as they are.
+// of keys that no query of the sub-chunk sees are left as they are. With `weights`, [key][W], `shares` becomes their product
+// with u . w.
 template <class T>
-void argument_grads(const Shape<T>& shape, const Keys<T>& keys, const T* w, int64_t diagonal, T* slopes) {
+void argument_grads(const Shape<T>& shape, const Keys<T>& keys, const T* w, int64_t diagonal, T* slopes,
+                    const T* weights = nullptr, T* shares = nullptr) {
   FM_REQUIRE(keys.count >= 0 && (keys.count <= 1 || keys.u_pitch >= shape.columns));
+  FM_REQUIRE(!weights || shares);
   constexpr int W = WIDE<T>, L = LANES<T>;
   each_key_tile<T>(keys.count, diagonal, [&](int64_t first, auto R, auto First) __attribute__((always_inline)) {
     constexpr int n = decltype(R)::value, begin = decltype(First)::value;
     Vec<T> acc[n][2];
     clear<T, n>(acc);
     multiply<T, n, begin>(acc, keys.u + first * keys.u_pitch, 1, keys.u_pitch, w, W, shape.columns);
+    if (weights)
+#pragma GCC unroll 16
+      for (int r = 0; r < n; r++)
+        for (int h = begin; h < 2; h++) {
+          const int64_t at = (first + r) * W + h * L;
+          store(shares + at, load(weights + at) * acc[r][h]);
+        }
 #pragma GCC unroll 16
     for (int r = 0; r < n; r++)
       for (int h = begin; h < 2; h++) {

@@ -108,7 +108,7 @@ inline void weigh(const Shape<float>& shape, const PairedKeys& keys, const Pair*
     clear<float, n>(acc);
     multiply<float, n>(acc, keys.x + first * keys.x_pitch, 1, keys.x_pitch, x, W, (shape.dim + 1) / 2);
     float* d = derivatives + first * W;
-    store_similarity<float, n>(acc, shape.order - 1, d);
+    store_similarity<float, n>(acc, shape.order - 1, nullptr, d);
     similarity_tile<n>(acc, shape.order, first, diagonal);
     store_query_pairs<n>(acc, weights + first * QUERY_PAIRS);
     finish_similarity<float>(d, n, shape.order - 1, nullptr, first, diagonal);

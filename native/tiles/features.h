@@ -159,6 +159,8 @@ struct Keys {
   const T* packed;
   int count;
   bool are_finite = true;  // the values; if not, those that causality hides are left out, as zero times them is NaN
+  int packed_first = 0;    // the place of the first of these keys in the packed values, which may be of more
+  int packed_count = count;
 };
 
 // A state in the public layout, (F, columns), and in blocks: calls move(rows, count, at, pitch) for up to LANES features of a

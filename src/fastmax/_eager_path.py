@@ -47,7 +47,7 @@ def find_prepared_call(
     prepared = _prepared.get(found)
     if prepared is None:
         # only decays that `bind` leaves as they are
-        usual = options.is_causal and log_decay.dtype == query.dtype == key.dtype == value.dtype and key.dim() == 4
+        usual = log_decay.dtype == query.dtype == key.dtype == value.dtype and key.dim() == 4
         if not usual or log_decay.shape != key.shape[:3] or log_decay.dtype not in (torch.float32, torch.float64):
             return None, None
     return found, prepared

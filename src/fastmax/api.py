@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastmax import _eager_path, dropout, ops, validation
 from fastmax._torch_private import AUTOGRAD, TRANSFORM, find_watcher
+from fastmax.backends import fades_both_ways
 from fastmax.both_directions import Outputs, attend_both_ways
 from fastmax.call import Call, Inputs, Lead, Options, RunningState, bind, output_dtype
 from fastmax.core import default_scale
@@ -240,6 +241,8 @@ def _attend(
         cache_key = None
     if log_decay is not None and call.log_decay is not None and call.log_decay.stride() != log_decay.stride():
         cache_key = None
+    if not takes_one_sweep(call):
+        cache_key = None
     o, _, state = run_sweeps(call, select_path(watcher, cache_key, plan))
     if log_decay is not None:
         o = o.to(output_dtype(value, call.dtype))
@@ -266,7 +269,11 @@ def select_path(watcher: int, cache_key: Any = None, plan: Plan = RULE) -> Calla
     return partial(ops.attend, transformed=watcher == TRANSFORM)
 
 
+def takes_one_sweep(call: Call) -> bool:
+    """Return True unless decays fade in both directions and the backend has them in one direction only."""
+    return call.log_decay is None or call.options.is_causal or fades_both_ways(call)
+
+
 def run_sweeps(call: Call, attend: Callable[[Call], Outputs]) -> Outputs:
-    """Return o, g and the state. A decay without a causal mask takes two sweeps."""
-    both_ways = call.log_decay is not None and not call.options.is_causal
-    return attend_both_ways(call, attend) if both_ways else attend(call)
+    """Return o, g and the state, by one causal call for each direction where it takes two."""
+    return attend(call) if takes_one_sweep(call) else attend_both_ways(call, attend)

@@ -8,11 +8,10 @@ from fastmax.backends.native.decode import can_step, prepare_step
 from fastmax.backends.native.packed_call import PackedCall, in_rows
 from fastmax.backends.native.prepared import NativeCall
 from fastmax.call import Call, InputGrads, OutputGrads
-from fastmax.decay import log_decay_grads, rows_part
 from fastmax.plan import RULE, Plan, dense_costs_too_much
 
 __all__ = [
-    "backward", "can_step", "describe", "form", "forward", "levels", "prepare", "prepare_step", "unsupported",
+    "backward", "can_step", "describe", "fades_both_ways", "form", "forward", "levels", "prepare", "prepare_step", "unsupported",
 ]  # fmt: skip
 
 
@@ -58,6 +57,11 @@ def unsupported(call: Call) -> str | None:
     return None
 
 
+def fades_both_ways(call: Call) -> bool:
+    """Return True unless there is dropout, whose masks are of a pair of tokens in one order."""
+    return call.dropout_seed is None
+
+
 def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
     """Return o, g and state_out."""
     o, g, state = call.new_outputs()
@@ -73,8 +77,8 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     out = InputGrads.empty(call)
     packed = PackedCall(call, plan, o, g, has_state=call.state_in is not None or grads.state is not None)
     dq, dk, dv = (x if in_rows(x) else torch.empty_like(x, memory_format=torch.contiguous_format) for x in out[:3])
-    dc = None if call.log_decay is None else torch.empty(call.k.shape[:3], dtype=g.dtype, device="cpu")
-    for name, x in (("d_o", grads.o), ("d_g", grads.g), ("d_q", dq), ("d_k", dk), ("d_v", dv), ("d_decay", dc)):
+    d_log_decay = None if call.log_decay is None else out.log_decay
+    for name, x in (("d_o", grads.o), ("d_g", grads.g), ("d_q", dq), ("d_k", dk), ("d_v", dv), ("d_decay", d_log_decay)):
         packed.put(name, x)
     packed.point("d_state_out", grads.state)
     d_state = out.state_in
@@ -86,10 +90,7 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
         d_head_scale = torch.empty(out.head_scale.shape, dtype=torch.float64, device="cpu")
         packed.point("d_head_scale", d_head_scale)
     packed.run("backward", plan.level, fills=(dq, dk, dv))
-    d_log_decay = (
-        out.log_decay if dc is None else log_decay_grads(dc + rows_part(g, grads.g, call.groups), call.cu_seqlens_k)
-    )
-    for to, found in zip(out, (dq, dk, dv, d_head_scale, d_log_decay, d_state), strict=True):
+    for to, found in zip(out, (dq, dk, dv, d_head_scale, out.log_decay, d_state), strict=True):
         if to is not found:
             to.copy_(found)
     return out

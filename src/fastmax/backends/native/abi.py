@@ -18,7 +18,7 @@ from fastmax import _torch_private
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 NORMALIZATIONS = {"none": 0, "standardize": 1, "rms": 2}
 DROPOUTS = {None: 0, "standard": 1, "1d": 2, "quadratic": 3}
-FORMS = {"dense": 1, "factorized": 2}
+FORMS = {"dense": 1, "factorized": 2, "by_reach": 3}
 MAX_DIM = 256  # channels per head
 BF16_LEVEL = "x86-64-v4-bf16"  # whose dense form multiplies in bf16
 
@@ -65,10 +65,10 @@ _REFUSALS = {
     "BAD_LEVEL": "the level must be one that runs here",
     "BAD_TYPE": "the arithmetic must be float32 or float64, a tensor one of these, bfloat16 or float16",
     "BAD_ORDER": "order must be 1 to 4 in the dense form, 1 or 2 in the factorized one and in a step",
-    "BAD_FORM": "form must be 1 (dense) or 2 (factorized)",
+    "BAD_FORM": "form must be 1 (dense), 2 (factorized) or, with decays and without states, 3 (by reach)",
     "BAD_CHUNK": "chunk must be a multiple of 32, from 32 to 4096, and recent tokens fewer than there is room for",
     "BAD_NORMALIZE": "normalize must be 0 (as it is), 1 (standardize) or 2 (rms)",
-    "BAD_DECAY": "log_decay must be of the type of the arithmetic, in causal self attention",
+    "BAD_DECAY": "log_decay must be of the type of the arithmetic, in self attention",
     "BAD_DECAY_VALUE": "log_decay must be finite and at most 0",
     "BAD_DROPOUT": "dropout must be 0 to 3, drop less than 2^16 of 2^16, have a seed and, for features, the factorized form",
     "BAD_DIM": f"head_dim and value_dim must be 1 to {MAX_DIM}",

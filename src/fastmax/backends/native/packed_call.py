@@ -98,6 +98,8 @@ def _form(call: Call, plan: Plan, queries: int, keys: int, needs_features: bool)
     if order > 2:
         return abi.FORMS["dense"]
     form = plan.form
+    if form is None and call.log_decay is not None:
+        return abi.FORMS["by_reach"]
     if form is None:
         speed = BF16_SPEED if _pairs_bf16(call, plan) else 1.0
         form = cheaper_form(queries, keys, call.q.shape[3], call.v.shape[3], order, call.options.is_causal, speed)

@@ -8,7 +8,7 @@ from torch import Tensor
 from fastmax.backends.native import abi
 from fastmax.backends.native.packed_call import PackedCall, in_rows
 from fastmax.call import Call, Options
-from fastmax.decay import check_decays, grads_within_bound, log_decay_grads
+from fastmax.decay import check_decays
 
 _Q, _K, _V, _O, _G, _DECAY, _STATE_IN, _STATE_OUT, _IS_TOTAL = (
     abi.CALL.places[name] for name in ("q", "k", "v", "o", "g", "log_decay", "state_in", "state_out", "state_is_total")
@@ -94,16 +94,13 @@ class NativeCall:
         for name, x in (("d_q", dq), ("d_k", dk), ("d_v", dv)):
             self.library.huge_pages(x)
             abi.CALL.put(words, name, x)
-        dc = None
-        if log_decay is not None:
-            dc = torch.empty(k.shape[:3], dtype=self.g_dtype, device="cpu")
-            abi.CALL.put(words, "d_decay", dc)
+        d_decay = None if log_decay is None else torch.empty(k.shape[:3], dtype=self.g_dtype, device="cpu")
+        if d_decay is not None:
+            abi.CALL.put(words, "d_decay", d_decay)
         if total is not None:
             words[_STATE_IN], words[_IS_TOTAL] = total.data_ptr(), True
         self.library.run("backward", words, None)
-        if dc is None or log_decay is None:
-            return dq, dk, dv, None
-        return dq, dk, dv, grads_within_bound(log_decay_grads(dc).to(dc.dtype), log_decay)
+        return dq, dk, dv, d_decay
 
     def _with_addresses(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, o: Tensor, g: int
