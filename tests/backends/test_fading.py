@@ -1,14 +1,17 @@
 """The native kernel where keys have faded: forms by the reach of each head, and keys that are left out."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from fastmax import fastmax_attention, reference_attention
 from fastmax.backends import native
-from fastmax.call import Options
 from fastmax.decay import STRONGEST
+from fastmax.plan import Plan
 from tests import support
+from tests.backends.conformance import make
 from tests.support import assert_within_budget, forced, randn, with_grads
 
 pytestmark = pytest.mark.skipif(not native.levels(), reason=native.describe())
@@ -25,8 +28,8 @@ def reaching(reaches: list[float], tokens: int, dtype: torch.dtype) -> Tensor:
 def check(inputs: list[Tensor], do: Tensor, **options: object) -> None:
     """Outputs and gradients against fp64, by the error that the definition makes in the same precision."""
 
-    def attend(f: object) -> object:
-        return lambda q, k, v, log_decay: f(q, k, v, log_decay=log_decay, **options)  # type: ignore[operator]
+    def attend(f: Any) -> Any:
+        return lambda q, k, v, log_decay: f(q, k, v, log_decay=log_decay, **options)
 
     found = with_grads(attend(support.fastmax_attention), inputs, do)
     exact = with_grads(attend(reference_attention), [x.double() for x in inputs], do.double())
@@ -42,7 +45,12 @@ def test_each_head_has_the_form_of_its_reach(order: int, is_causal: bool, dtype:
     """Heads of 4 channels are dense up to a reach of a few tokens and factorized behind it: both forms in one call."""
     reaches = [1.0, 3.0, 20.0, 300.0, 4096.0]
     inputs = [randn(1, len(reaches), 700, 4, dtype=dtype) for _ in range(3)]
-    check([*inputs, reaching(reaches, 700, dtype)], randn(1, len(reaches), 700, 4, dtype=dtype), order=order, is_causal=is_causal)
+    check(
+        [*inputs, reaching(reaches, 700, dtype)],
+        randn(1, len(reaches), 700, 4, dtype=dtype),
+        order=order,
+        is_causal=is_causal,
+    )
 
 
 @TYPES
@@ -67,7 +75,9 @@ def test_a_hidden_token_sees_keys_that_others_do_not(is_causal: bool) -> None:
     log_decay[:, :, 150] = -60.0
     mask = (~hidden)[None, None, None]
     o = fastmax_attention(q, k, v, mask, is_causal=is_causal, log_decay=log_decay)
-    exact = reference_attention(q.double(), k.double(), v.double(), mask, is_causal=is_causal, log_decay=log_decay.double())
+    exact = reference_attention(
+        q.double(), k.double(), v.double(), mask, is_causal=is_causal, log_decay=log_decay.double()
+    )
     torch.testing.assert_close(o.double(), exact, rtol=2e-5, atol=1e-5)
     assert exact[:, :, 100:150].abs().amax(-1).min() > 0.1
 
@@ -109,13 +119,17 @@ def test_a_gradient_of_one_output_reaches_back(is_causal: bool) -> None:
 @DIRECTIONS
 def test_same_bits_for_same_inputs(is_causal: bool, workers: int) -> None:
     reaches = [1.0, 5.0, 30.0, 4096.0]
-    inputs = [*(randn(2, 4, 500, 4, dtype=torch.float32) for _ in range(3)), reaching(reaches, 500, torch.float32).expand(2, -1, -1)]
+    inputs = [
+        *(randn(2, 4, 500, 4, dtype=torch.float32) for _ in range(3)),
+        reaching(reaches, 500, torch.float32).expand(2, -1, -1),
+    ]
     do = randn(2, 4, 500, 4, dtype=torch.float32)
     before = torch.get_num_threads()
     torch.set_num_threads(workers)
     try:
         once, again = (
-            with_grads(lambda *x: fastmax_attention(*x[:3], is_causal=is_causal, log_decay=x[3]), inputs, do) for _ in range(2)
+            with_grads(lambda *x: fastmax_attention(*x[:3], is_causal=is_causal, log_decay=x[3]), inputs, do)
+            for _ in range(2)
         )
     finally:
         torch.set_num_threads(before)
@@ -147,11 +161,8 @@ def test_packed_sequences_fade_both_ways() -> None:
         torch.testing.assert_close(o[start:end].transpose(0, 1).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_form_by_reach_needs_decays_without_a_state() -> None:
-    assert Options().return_state is False
-    with pytest.raises(ValueError, match="3 \\(by reach\\)"):
-        q = randn(1, 1, 8, 4, dtype=torch.float32)
-        from fastmax.plan import Plan  # the plan names what the kernel would refuse
-        from tests.backends.conformance import make
-
-        native.forward(make(q, q, q), Plan(form="by_reach"))
+def test_the_form_by_reach_needs_decays() -> None:
+    q = randn(1, 1, 8, 4, dtype=torch.float32)
+    call = make(q, q, q)
+    with pytest.raises(ValueError, match=r"3 \(by reach\)"):
+        native.forward(call, Plan(form="by_reach"))

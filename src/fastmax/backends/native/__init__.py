@@ -11,7 +11,8 @@ from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.plan import RULE, Plan, dense_costs_too_much
 
 __all__ = [
-    "backward", "can_step", "describe", "fades_both_ways", "form", "forward", "levels", "prepare", "prepare_step", "unsupported",
+    "backward", "can_step", "describe", "fades_both_ways", "form", "forward", "levels", "prepare", "prepare_step",
+    "unsupported",
 ]  # fmt: skip
 
 
@@ -78,7 +79,14 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     packed = PackedCall(call, plan, o, g, has_state=call.state_in is not None or grads.state is not None)
     dq, dk, dv = (x if in_rows(x) else torch.empty_like(x, memory_format=torch.contiguous_format) for x in out[:3])
     d_log_decay = None if call.log_decay is None else out.log_decay
-    for name, x in (("d_o", grads.o), ("d_g", grads.g), ("d_q", dq), ("d_k", dk), ("d_v", dv), ("d_decay", d_log_decay)):
+    for name, x in (
+        ("d_o", grads.o),
+        ("d_g", grads.g),
+        ("d_q", dq),
+        ("d_k", dk),
+        ("d_v", dv),
+        ("d_decay", d_log_decay),
+    ):
         packed.put(name, x)
     packed.point("d_state_out", grads.state)
     d_state = out.state_in
