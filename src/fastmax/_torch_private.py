@@ -1,7 +1,7 @@
 """Every private symbol of PyTorch that fastmax uses. If one is missing, a shortcut is switched off."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, c_int32, c_int64, c_void_p
 from typing import Any
 
@@ -93,3 +93,12 @@ def assert_later(condition: Tensor, message: str) -> None:
 def assert_on_device(condition: Tensor, message: str) -> None:
     """Check a condition on a GPU without waiting for it: if it fails, the device stops with the message."""
     torch._assert_async(condition, message)
+
+
+def constant_while_tracing(function: Callable[[], bool]) -> Callable[[], bool]:
+    """Let torch.compile call a function while it traces, and keep the result: what `torch.compiler` does too.
+
+    Its own decorator imports the compiler, which takes a second.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

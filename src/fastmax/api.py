@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastmax import _eager_path, dropout, ops, validation
 from fastmax._torch_private import AUTOGRAD, TRANSFORM, find_watcher
-from fastmax.backends import fades_both_ways
+from fastmax.backends import native
 from fastmax.both_directions import Outputs, attend_both_ways
 from fastmax.call import Call, Inputs, Lead, Options, RunningState, bind, output_dtype
 from fastmax.core import default_scale
@@ -271,7 +271,7 @@ def select_path(watcher: int, cache_key: Any = None, plan: Plan = RULE) -> Calla
 
 def takes_one_sweep(call: Call) -> bool:
     """Return True unless decays fade in both directions and the backend has them in one direction only."""
-    return call.log_decay is None or call.options.is_causal or fades_both_ways(call)
+    return call.log_decay is None or call.options.is_causal or native.fades_both_ways(call)
 
 
 def run_sweeps(call: Call, attend: Callable[[Call], Outputs]) -> Outputs:

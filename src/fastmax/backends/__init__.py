@@ -4,8 +4,8 @@ A backend is a module with `describe() -> str` (for people: what it is, or why i
 None` (why it cannot run it, or None), `forward(call, plan) -> (o, g, state_out)` and `backward(call, plan, o, g, grads) ->
 InputGrads`. It may fuse the normalization and the division; it defines no semantics. Backends do not import one another.
 
-It may have `fades_both_ways(call) -> bool`: whether it runs a call with log_decay that is not causal. Without it such a call
-becomes two causal ones (both_directions.py).
+Only native has log_decay without a causal mask in one pass (`native.fades_both_ways`). Elsewhere such a call becomes two
+causal ones (both_directions.py).
 
 It may have `prepare(call) -> Prepared | None`, a call that is checked and packed except for its tensors; and
 `can_step(...)` with `prepare_step(...)`, one token of decoding (defined in state/decode.py).
@@ -76,9 +76,3 @@ def resolve(call: Call) -> Backend:
     if reason is not None:
         raise ValueError(f'backend="{name}" cannot run this call: {reason}; backend="auto" picks one that can')
     return backend
-
-
-def fades_both_ways(call: Call) -> bool:
-    """Return True if the backend of a call with log_decay that is not causal takes it as it is."""
-    fades = getattr(resolve(call), "fades_both_ways", None)
-    return fades is not None and fades(call)

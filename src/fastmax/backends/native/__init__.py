@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fastmax import _torch_private
 from fastmax.backends.native import abi
 from fastmax.backends.native.decode import can_step, prepare_step
 from fastmax.backends.native.packed_call import PackedCall, in_rows
@@ -59,8 +60,17 @@ def unsupported(call: Call) -> str | None:
 
 
 def fades_both_ways(call: Call) -> bool:
-    """Return True unless there is dropout, whose masks are of a pair of tokens in one order."""
-    return call.dropout_seed is None
+    """Return True if a call with log_decay that is not causal comes here and needs no second one.
+
+    Dropout draws masks of pairs in one order. Depends on nothing that a compiler would have to guard.
+    """
+    small = max(call.head_dim, call.value_dim) <= abi.MAX_DIM and call.options.order <= 2
+    return small and call.q.is_cpu and call.dropout_seed is None and call.options.backend in ("auto", "native") and _runs()
+
+
+@_torch_private.constant_while_tracing
+def _runs() -> bool:
+    return bool(levels())
 
 
 def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
