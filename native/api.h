@@ -43,52 +43,52 @@ enum FmStatus { FM_STATUSES(FM_ENUMERATOR) };
   INT(type)
 
 // The fields of a call and of its gradients. States are contiguous, in the public layout and of type `type`.
-#define FM_CALL_FIELDS(INT, REAL, POINTER, TENSOR)                                                     \
-  INT(type) /* of all arithmetic: FM_F32 or FM_F64 */                                                  \
-  INT(batch)                                                                                           \
-  INT(query_heads)                                                                                     \
-  INT(key_heads)                                                                                       \
-  INT(queries)                                                                                         \
-  INT(keys)                                                                                            \
-  INT(head_dim)                                                                                        \
-  INT(value_dim)                                                                                       \
-  INT(order)                                                                                           \
-  INT(is_causal)                                                                                       \
-  INT(normalize)                /* FmNormalize */                                                      \
-  INT(chunk)                    /* tokens per step of the factorized form, a multiple of 32 */         \
-  INT(sequences)                /* -1 unless packed */                                                 \
-  INT(form)                     /* FmForm of all, */                                                   \
-  POINTER(const int64_t, forms) /* or of each sequence, if packed */                                   \
-  REAL(scale)                                                                                          \
-  REAL(eps)                                                                                            \
-  TENSOR(q)                                                                                            \
-  TENSOR(k)                                                                                            \
-  TENSOR(v)                                                                                            \
-  TENSOR(o)                                                                                            \
-  TENSOR(g)         /* of type `type`; may be absent in the forward pass */                            \
+#define FM_CALL_FIELDS(INT, REAL, POINTER, TENSOR)                                                                           \
+  INT(type) /* of all arithmetic: FM_F32 or FM_F64 */                                                                        \
+  INT(batch)                                                                                                                 \
+  INT(query_heads)                                                                                                           \
+  INT(key_heads)                                                                                                             \
+  INT(queries)                                                                                                               \
+  INT(keys)                                                                                                                  \
+  INT(head_dim)                                                                                                              \
+  INT(value_dim)                                                                                                             \
+  INT(order)                                                                                                                 \
+  INT(is_causal)                                                                                                             \
+  INT(normalize)                /* FmNormalize */                                                                            \
+  INT(chunk)                    /* tokens per step of the factorized form, a multiple of 32 */                               \
+  INT(sequences)                /* -1 unless packed */                                                                       \
+  INT(form)                     /* FmForm of all, */                                                                         \
+  POINTER(const int64_t, forms) /* or of each sequence, if packed */                                                         \
+  REAL(scale)                                                                                                                \
+  REAL(eps)                                                                                                                  \
+  TENSOR(q)                                                                                                                  \
+  TENSOR(k)                                                                                                                  \
+  TENSOR(v)                                                                                                                  \
+  TENSOR(o)                                                                                                                  \
+  TENSOR(g)         /* of type `type`; may be absent in the forward pass */                                                  \
   TENSOR(log_decay) /* (batch, key_heads, tokens), of type `type`, or absent; self attention: weights fade by exp(c_i - c_j) \
-                       if causal, else by exp(-|c_i - c_j|), for c the sums of log_decay */                                \
-  TENSOR(d_o)                                                                                          \
-  TENSOR(d_g)                                                                                          \
-  TENSOR(d_q)                                                                                          \
-  TENSOR(d_k)                                                                                          \
-  TENSOR(d_v)                                                                                          \
-  TENSOR(d_decay) /* of type `type` */                                                                  \
-  POINTER(const uint8_t, mask)                                                                         \
-  INT(mask_batch_stride)                                                                               \
-  INT(mask_head_stride)                                                                                \
-  INT(mask_token_stride)                                                                               \
-  POINTER(const int64_t, cu_queries)                                                                   \
-  POINTER(const int64_t, cu_keys)                                                                      \
-  POINTER(const double, head_scale)                                                                    \
-  POINTER(double, d_head_scale)                                                                        \
-  POINTER(const void, state_in)                                                                        \
-  POINTER(void, state_out)                                                                             \
-  POINTER(const void, d_state_out)                                                                     \
-  POINTER(void, d_state_in)                                                                            \
-  INT(dropout) /* FmDropout; what drops features needs the factorized form */                          \
-  INT(dropped) /* entries of 2^16 */                                                                   \
-  POINTER(const int64_t, dropout_seed)                                                                 \
+                       if causal, else by exp(-|c_i - c_j|), for c the sums of log_decay */                                  \
+  TENSOR(d_o)                                                                                                                \
+  TENSOR(d_g)                                                                                                                \
+  TENSOR(d_q)                                                                                                                \
+  TENSOR(d_k)                                                                                                                \
+  TENSOR(d_v)                                                                                                                \
+  TENSOR(d_decay) /* of type `type` */                                                                                       \
+  POINTER(const uint8_t, mask)                                                                                               \
+  INT(mask_batch_stride)                                                                                                     \
+  INT(mask_head_stride)                                                                                                      \
+  INT(mask_token_stride)                                                                                                     \
+  POINTER(const int64_t, cu_queries)                                                                                         \
+  POINTER(const int64_t, cu_keys)                                                                                            \
+  POINTER(const double, head_scale)                                                                                          \
+  POINTER(double, d_head_scale)                                                                                              \
+  POINTER(const void, state_in)                                                                                              \
+  POINTER(void, state_out)                                                                                                   \
+  POINTER(const void, d_state_out)                                                                                           \
+  POINTER(void, d_state_in)                                                                                                  \
+  INT(dropout) /* FmDropout; what drops features needs the factorized form */                                                \
+  INT(dropped) /* entries of 2^16 */                                                                                         \
+  POINTER(const int64_t, dropout_seed)                                                                                       \
   INT(state_is_total) /* an unmasked forward pass keeps the sum over all keys for the backward pass, in a layout of its own */
 
 // One token per (batch, head) of decoding. Sums and recent tokens are contiguous and of type `type`.

@@ -65,7 +65,9 @@ def fades_both_ways(call: Call) -> bool:
     Dropout draws masks of pairs in one order. Depends on nothing that a compiler would have to guard.
     """
     small = max(call.head_dim, call.value_dim) <= abi.MAX_DIM and call.options.order <= 2
-    return small and call.q.is_cpu and call.dropout_seed is None and call.options.backend in ("auto", "native") and _runs()
+    return (
+        small and call.q.is_cpu and call.dropout_seed is None and call.options.backend in ("auto", "native") and _runs()
+    )
 
 
 @_torch_private.constant_while_tracing
