@@ -2,10 +2,12 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from fastmax.plan import Plan
 from fastmax_lab import _roofline, cli
 from fastmax_lab._cells import Cell
 from fastmax_lab.bench import gpu_estimate
@@ -74,3 +76,63 @@ def test_the_command_says_that_it_estimates(
     assert printed.startswith("ESTIMATES, not measurements")
     assert "FA-2, A100" in " ".join(printed.split())
     assert [one.settings["tokens"] for one in read(out)] == [64, 64, 128, 128]
+
+
+BUDGET_OF_SPAN = 16384
+"""Tokens of 16 heads with 64 channels in bf16 that are one span where a device has 40 GB."""
+
+
+@pytest.mark.parametrize("tokens", [1024, 4096, BUDGET_OF_SPAN])
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_few_launches_at_any_length_within_a_span(tokens: int, order: int, is_causal: bool) -> None:
+    assert count(tokens, order=order, is_causal=is_causal).total <= 200
+    assert count(tokens, order=order, is_causal=is_causal, backward=True).total <= 500
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_bytes_grow_with_the_length(backward: bool) -> None:
+    """The second span takes more than the first by copies of its part of the tokens."""
+    found = [count(n, backward=backward).bytes for n in (8192, 16384, 32768, 65536)]
+    for short, long, most in zip(found, found[1:], (2.01, 2.1, 2.1), strict=False):
+        assert long <= most * short
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_few_launches_with_everything_that_a_call_may_have(backward: bool) -> None:
+    """Meta tensors raise an error where the host reads from the device, so nothing here waits for it."""
+    meta: dict[str, Any] = {"device": "meta"}
+    decay, mask = torch.empty(1, 16, 4096, **meta), torch.empty(1, 1, 4096, dtype=torch.bool, **meta)
+    cu = torch.empty(9, dtype=torch.int32, **meta)
+    seed = torch.empty((), dtype=torch.int64, **meta)
+    factorized = Plan("factorized")
+    plain = {"plan": factorized, "backward": backward}
+    limit = 850 if backward else 300
+    for more in (
+        {"log_decay": decay},
+        {"key_mask": mask, "head_scale": torch.empty(16, **meta)},
+        {"cu_seqlens_q": cu, "cu_seqlens_k": cu},
+        {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "log_decay": decay},
+        {"state_in": torch.empty(1, 16, 2145, 65, **meta)},
+    ):
+        assert count(4096, **plain, **more).total <= limit, list(more)
+    options = {"dropout_seed": seed, "dropout_p": 0.1}
+    assert count(4096, **plain, **options).total <= 4 * limit  # where features are dropped, masks are hashed
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_estimates_for_an_a100_are_within_reach_of_flash_attention(backward: bool) -> None:
+    """At 65,536 tokens the forward pass is estimated to take less time than that of FlashAttention-2."""
+    for tokens, most in ((16384, 4.3 if backward else 4.0), (65536, 1.1 if backward else 1.0)):
+        found = count(tokens, backward=backward)
+        half = sum(n for dtype, n in found.flops.items() if dtype.itemsize == 2)
+        counts = {
+            "launches": found.total,
+            "bytes": found.bytes,
+            "half_flops": half,
+            "fp32_flops": found.flops[torch.float32],
+        }
+        cell = Cell(tokens, 64, 2, is_causal=True, backward=backward, dtype="bfloat16", heads=16)
+        flash = _roofline.flash_seconds(cell, "A100")
+        assert flash is not None
+        assert _roofline.estimated_seconds(counts, _roofline.GPUS["A100"]) <= most * flash

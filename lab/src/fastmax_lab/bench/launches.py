@@ -70,6 +70,7 @@ def count(
     backward: bool = False,
     dtype: torch.dtype = torch.bfloat16,
     plan: Plan = RULE,
+    dropout_p: float = 0.0,
     **tensors: Any,
 ) -> Launches:
     """Count one call on the meta device, by the backend that it would get: what an accelerator without kernels runs.
@@ -78,8 +79,9 @@ def count(
     """
     shape = (1, tokens, heads, head_dim)
     q, k, v, do = (torch.empty(shape, dtype=dtype, device="meta").transpose(1, 2) for _ in range(4))
-    options = Options(order=order, is_causal=is_causal, scale=head_dim**-0.5, out_dtype=dtype)
-    call = Call(q, k, v, **tensors, options=options)
+    options = Options(order=order, is_causal=is_causal, scale=head_dim**-0.5, dropout_p=dropout_p)
+    out_dtype = torch.float32 if "log_decay" in tensors else dtype
+    call = Call(q, k, v, **tensors, options=options._replace(out_dtype=out_dtype))
     backend = resolve(call)
     counted = Launches()
     with counted:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastmax.backends.batched import pairs
+from fastmax.backends.batched import flex, pairs
 from fastmax.backends.batched.features import blocks, pack
 from fastmax.backends.batched.products import product
 from fastmax.backends.batched.slots import Slots
@@ -78,6 +78,9 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
 
 def _forward(work: Work, o: Tensor, g: Tensor) -> Tensor | None:
     call, queries = work.call, work.queries
+    if work.fused is not None:
+        work.store(flex.forward(work, work.fused), o, g)
+        return None
     f = queries.x.new_zeros(*queries.x.shape[:-1], work.columns)
     if call.options.is_causal or work.is_dense:
         pairs.attend(work, f)
@@ -95,22 +98,30 @@ def _forward(work: Work, o: Tensor, g: Tensor) -> Tensor | None:
 def _backward(work: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads) -> None:
     call, queries, keys = work.call, work.queries, work.keys
     order, head_dim = call.options.order, call.head_dim
-    w, u = work.output_grads(o, g, grads), work.values
-    dq, dk, du = torch.zeros_like(queries.x), torch.zeros_like(keys.x), torch.zeros_like(u)
-    if call.options.is_causal or work.is_dense:
-        pairs.attend_vjp(work, w, dq, dk, du)
-    if not work.is_dense:
-        w, u = work.fade_queries(w), work.fade_keys(u)
-        narrow = w.to(work.half)
+    if work.fused is not None:
+        dq, dk, du, d_sums = flex.backward(work, g, grads, work.fused)
+        if d_sums is not None:
+            out.log_decay.copy_(log_decay_grads(d_sums))
+        work.store_grads(dq, dk, du, out)
+        return
+    w = work.output_grads(o, g, grads)
+    dq = torch.zeros_like(queries.x)
+    if work.is_dense:
+        dk, du = torch.zeros_like(keys.x), torch.zeros_like(work.values)
+    else:
+        faded, u = work.fade_queries(w), work.fade_keys(work.values)
+        dk, du, d_state = _gradients_of_keys(work, faded, u, grads.state)
+        if d_state is not None:
+            out.state_in.copy_(d_state)
+        narrow = faded.to(work.half)
         sums = _sums_of_keys(work, keeps_final=False)
         for block in blocks(head_dim, order):
             for span, states in sums.walk(block):
-                values = w if block.stop == 0 else narrow
+                values = faded if block.stop == 0 else narrow
                 d = product(values[:, :, span], states.mT, states.dtype)
                 queries.add_vjp(block, span, d, dq)
-        d_state = _add_gradients_of_keys(work, w, u, dk, du, grads.state)
-        if d_state is not None:
-            out.state_in.copy_(d_state)
+    if call.options.is_causal or work.is_dense:
+        pairs.attend_vjp(work, w, dq, dk, du)
     if call.log_decay is not None:
         dc = -work.slots[1].join((work.values * du).sum(-1))
         out.log_decay.copy_(log_decay_grads(dc + rows_part(g, grads.g, call.groups), call.cu_seqlens_k))
@@ -138,10 +149,10 @@ def _sums_of_keys(work: Work, keeps_final: bool) -> Sums:
     )
 
 
-def _add_gradients_of_keys(
-    work: Work, w: Tensor, u: Tensor, dk: Tensor, du: Tensor, d_state: Tensor | None
-) -> Tensor | None:
-    """Add what keys and values get from the queries after them. Return the gradient of the state that is given."""
+def _gradients_of_keys(
+    work: Work, w: Tensor, u: Tensor, d_state: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return what keys and values get from the queries after them, and the gradient of the state that is given."""
     call, is_causal = work.call, work.call.options.is_causal
     queries, keys = work.queries, work.keys
     slots, readers = work.slots
@@ -153,18 +164,17 @@ def _add_gradients_of_keys(
     needs_state = call.state_in is not None
     narrow_w, narrow_u = w.to(work.half), u.to(work.half)
     sums = Sums(queries, w, narrow_w, slots, readers, is_causal, log_factors, d_state, work.at_once, needs_state, [])
-    dk_found, du_found = torch.zeros_like(dk), torch.zeros_like(du)
+    dk, du = torch.zeros_like(keys.x), torch.zeros_like(u)
     for block in blocks(call.head_dim, call.options.order):
         for span, states in sums.walk(block):
-            _add(du_found, span, product(keys.features(block, span), states, du.dtype))
+            _add(du, span, product(keys.features(block, span), states, du.dtype))
             values = u if block.stop == 0 else narrow_u
             d = product(values[:, :, span], states.mT, states.dtype)
-            keys.add_vjp(block, span, d, dk_found)
+            keys.add_vjp(block, span, d, dk)
     if is_causal:
-        dk_found, du_found = dk_found.flip(2), du_found.flip(2)
-    dk += dk_found
-    du += work.fade_keys(du_found)
-    return pack(sums.final, call.head_dim, call.options.order) if needs_state else None
+        dk, du = dk.flip(2), du.flip(2)
+    found = pack(sums.final, call.head_dim, call.options.order) if needs_state else None
+    return dk, work.fade_keys(du), found
 
 
 def _reversed(slots: Slots) -> Slots:
@@ -206,7 +216,7 @@ class Part(NamedTuple):
             state_in=None if call.state_in is None else self.states(call.state_in),
         )
         of_part = masks and (masks[0].of_heads(self.batch, self.query_heads), masks[1].of_heads(self.batch, self.heads))
-        return Work(own, plan, self.budget, of_part)
+        return Work(own, plan, self.budget, of_part, flex.function_for(call))
 
 
 def _parts(call: Call, plan: Plan) -> Iterator[tuple[Part, Work]]:

@@ -60,14 +60,15 @@ def attend_vjp(work: Work, w: Tensor, dq: Tensor, dk: Tensor, du: Tensor) -> Non
         q, k = _tokens(work, tile)
         at, keys = tile.slots, tile.keys
         mine, u = _stacked_rows(work, narrow, tile), values[:, :, at, :keys]
-        df = _seen(work, tile, product(mine, u.mT, dtype))
+        df = product(mine, u.mT, dtype)
         if call.drops_features:
-            _dropped_vjp(work, tile, df, mine, dq, dk, du)
+            _dropped_vjp(work, tile, _seen(work, tile, df), mine, dq, dk, du)
             continue
         s = product(q, k.mT, dtype)
         du[:, :, at, :keys].add_(product(_similarities(work, tile, s).mT, mine, dtype))
         slopes = s if order == 2 else similarity(s, order - 1)
-        ds = torch.mul(df, slopes, out=torch.empty_like(df, dtype=work.half))
+        wide = work.half if work.decays is None else dtype
+        ds = _seen(work, tile, torch.mul(df, slopes, out=torch.empty_like(df, dtype=wide))).to(work.half)
         _rows(work, dq, tile).add_(work.by_group(product(ds, k, dtype)[..., : call.head_dim]))
         dk[:, :, at, :keys].add_(product(ds.mT, q, dtype)[..., : call.head_dim])
 

@@ -1,7 +1,9 @@
 """A call prepared for batched products: normalized tokens, values, decays and gradients of outputs, all in slots."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,10 @@ from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.core import EPS, normalize_with_scale
 from fastmax.decay import bounded, wide
 from fastmax.plan import DROPOUT_CHUNK, Plan, cheaper_form
+
+FLEX_SPEED = 4.0
+"""How many times as fast as those of the factorized form FlexAttention's multiply-adds are taken to be. The estimates of
+docs/gpu.md say 11; nothing is measured."""
 
 SMALLEST_CHUNK = 64
 LARGER_UNMASKED = 4
@@ -62,6 +68,7 @@ class Work:
     plan: Plan
     budget: int  # bytes of temporary tensors
     masks: tuple[dropout.Dropout, dropout.Dropout] | None = None  # of queries and keys
+    flex: Callable[..., Any] | None = None  # FlexAttention, where it runs and can compute the dense form of the call
 
     @cached_property
     def is_dense(self) -> bool:
@@ -72,7 +79,13 @@ class Work:
         if call.drops_features or call.state_in is not None or options.return_state:
             return False
         sizes = call.q.shape[2], call.k.shape[2], call.head_dim, call.value_dim
-        return (self.plan.form or cheaper_form(*sizes, options.order, options.is_causal)) == "dense"
+        speed = 1.0 if self.flex is None else FLEX_SPEED
+        return (self.plan.form or cheaper_form(*sizes, options.order, options.is_causal, speed)) == "dense"
+
+    @property
+    def fused(self) -> "Callable[..., Any] | None":
+        """FlexAttention, if it computes this call."""
+        return self.flex if self.is_dense else None
 
     @cached_property
     def half(self) -> torch.dtype:
@@ -201,11 +214,11 @@ class Work:
         keep = None if call.key_mask is None else call.key_mask.unsqueeze(-1)
         unseen = None
         if call.options.is_causal or call.cu_seqlens_k is not None:
-            sees = x.sum(-1, keepdim=True).isfinite()
-            finite = v.isfinite() & sees
-            wrong = ~finite if keep is None else ~finite & keep
+            unread = _not_finite(x.sum(-1, keepdim=True))
+            wrong = _not_finite(v) | unread
+            v, x = v.masked_fill(wrong, 0), x.masked_fill(unread, 0)
+            wrong = wrong if keep is None else wrong & keep
             unseen = pad(wrong.cumsum(2, dtype=torch.int32), (0, 0, 1, 0))
-            v, x = torch.where(finite, v, 0), torch.where(sees, x, 0)
         u = pad(v, (0, self.columns - call.value_dim))
         u[..., call.value_dim] = 1
         if keep is not None:
@@ -269,7 +282,7 @@ class Work:
         denominator = f[..., value_dim, None]
         if self.centres is not None:
             found = torch.addcmul(found, denominator, self.in_slots(self.centres[1], 0))
-        found = found * torch.where(denominator == 0, 0, 1 / denominator)
+        found = found * _inverse(denominator)
         found, denominator = (self.slots[0].join(self.unstack(x)) for x in (found, denominator))
         seen = self._not_finite_keys()
         o.copy_(found if seen is None else found.masked_fill(seen.repeat_interleave(self.call.groups, 1), torch.nan))
@@ -296,7 +309,7 @@ class Work:
         call, value_dim = self.call, self.call.value_dim
         w = call.q.new_zeros(*call.q.shape[:3], self.columns, dtype=call.dtype)
         if grads.o is not None:
-            do = grads.o.to(call.dtype) * torch.where(g == 0, 0, 1 / g).unsqueeze(-1)
+            do = grads.o.to(call.dtype) * _inverse(g).unsqueeze(-1)
             w[..., :value_dim] = do
             w[..., value_dim] = -(do * o).sum(-1)
         if grads.g is not None:
@@ -344,6 +357,14 @@ class Work:
         return x if c is None else x * (c[..., -1:] - c).exp().to(x.dtype).unsqueeze(-1)
 
 
+def _inverse(g: Tensor) -> Tensor:
+    return g.reciprocal().masked_fill_(g == 0, 0)
+
+
+def _not_finite(x: Tensor) -> Tensor:
+    return (x - x) != 0  # two launches, where isfinite has four
+
+
 @dataclass(frozen=True)
 class Normalized:
     """Normalized tokens, and what their gradient needs."""
@@ -362,15 +383,20 @@ class Normalized:
             return Normalized(x, how, scale)
         # squares of numbers above 2^64 overflow; factors are powers of two
         size = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)
-        shrink = torch.where(size > 2.0**56, torch.where(size > 2.0**92, 2.0**-68, 2.0**-32), 1.0)
+        shrink = torch.ones_like(size).masked_fill_(size > 2.0**56, 2.0**-32).masked_fill_(size > 2.0**92, 2.0**-68)
         x = torch.addcmul(-(x[..., :1] * shrink), x, shrink)
         x, _, scale = torch.native_layer_norm(x, x.shape[-1:], None, None, EPS)
         return Normalized(x, how, scale * shrink)
 
     def vjp(self, d: Tensor) -> Tensor:
         """Return the gradient of x from that of the normalized tokens."""
-        if self.scale is None:
+        if self.scale is None or not d.numel():
             return d
-        if self.how == "standardize":
-            d = d - d.mean(-1, keepdim=True)
+        if self.how == "standardize":  # in one launch, as that of layer_norm at the tokens that are normalized already
+            channels, none = d.shape[-1:], torch.zeros_like(self.scale)
+            one = torch.ones_like(self.scale)
+            d = torch.ops.aten.native_layer_norm_backward(
+                d.contiguous(), self.x.contiguous(), channels, none, one, None, None, [True, False, False]
+            )[0]
+            return d * self.scale
         return torch.addcmul(d, self.x, (d * self.x).mean(-1, keepdim=True), value=-1).mul_(self.scale)
