@@ -103,13 +103,25 @@ def test_weights_that_can_be_negative_are_refused_by_name() -> None:
         assert "can be negative" in str(flex.refusal(make(q, q, q, **options)))
 
 
+def test_what_it_cannot_compute_is_refused() -> None:
+    x, small, none = (randn(1, 1, n, d, dtype=torch.float32) for n, d in ((9, 16), (9, 8), (0, 16)))
+    cu = torch.tensor([0, 9], dtype=torch.int32)
+    seed = {"dropout_seed": torch.tensor(1), "dropout_p": 0.1}
+    assert "16 to 256 channels" in str(flex.refusal(make(small, small, small)))
+    assert flex.refusal(make(none, none, none)) == "there are no tokens"
+    assert flex.refusal(make(x.double(), x, x)) == "it has no float64"
+    assert "packed" in str(flex.refusal(make(x, x, x, cu_seqlens_q=cu, cu_seqlens_k=cu)))
+    assert "dropout" in str(flex.refusal(make(x, x, x, **seed)))
+    assert "state" in str(flex.refusal(make(x, x, x, return_state=True)))
+
+
 def test_where_it_cannot_be_compiled_tiles_take_over_and_a_message_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(flex, "DEVICES", ("cpu",))
     monkeypatch.setattr(flex, "find_spec", lambda _: None)
     flex.compiled.cache_clear()
-    q, k, v = (randn(1, 2, 40, 8, dtype=torch.float32) for _ in range(3))
+    q, k, v = (randn(1, 2, 40, 16, dtype=torch.float32) for _ in range(3))
     call = make(q, k, v, is_causal=True)
     with caplog.at_level(logging.WARNING, "fastmax"):
         found = [batched.forward(call, Plan("dense"))[0] for _ in range(2)]

@@ -33,6 +33,10 @@ def refusal(call: Call) -> str | None:
         return "packed sequences take the factorized form"
     if call.dtype == torch.float64:
         return "it has no float64"
+    if min(call.head_dim, call.value_dim) < 16 or max(call.head_dim, call.value_dim) > 256:
+        return f"it takes heads of 16 to 256 channels, and there are {call.head_dim} and {call.value_dim}"
+    if not call.q.numel() or not call.k.numel():
+        return "there are no tokens"
     if call.state_in is not None or options.return_state:
         return "it has no state"
     return None
