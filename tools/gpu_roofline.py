@@ -35,8 +35,9 @@ def per_token(head_dim: int, order: int) -> tuple[tuple[float, float], tuple[flo
 
 
 def seconds(flop: float, moved: float, gpu: str, share: float) -> float:
+    """Add products and memory: most traffic is that of kernels that multiply nothing, and kernels follow one another."""
     peak = GPUS[gpu]
-    return max(flop / (peak.tflops * 1e12 * share), moved / (0.8 * peak.gigabytes_per_second * 1e9))
+    return flop / (peak.tflops * 1e12 * share) + moved / (0.8 * peak.gigabytes_per_second * 1e9)
 
 
 def main() -> None:

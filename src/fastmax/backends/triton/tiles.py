@@ -15,7 +15,8 @@ class Tiles:
     """Sizes are powers of two. `chunk` is a multiple of every tile of tokens."""
 
     chunk: int
-    """tokens of a causal chunk: between two states that are stored"""
+    """tokens of a causal chunk: between two states that are stored; 16 D, as on an A100 the traffic of a state then takes as
+    long as the dense part (by arithmetic with 1237 tokens at D = 64, 2250 at 128)"""
     block: int = 16
     """channels of a block"""
     sums: int = 16
@@ -63,12 +64,18 @@ def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch
     )
     if width != 64 or amd:  # else registers would be spilled
         found = replace(found, vjp_rows=64, vjp_columns=32)
+    if (amd and width == 64) or (width == 128 and multiplies_by_warps(arch)):  # the same
+        found = replace(found, columns=32)
     if width == 32:
         found = replace(found, rows=64)
     if width == 16 and order == 2 and multiplies_by_warps(arch):  # so little of it that a warp has to do more
         found = replace(found, unroll=8, columns=32, warps=2, sum_warps=1, vjp_unroll=8, vjp_rows=128, vjp_warps=2)
+    if arch == "sm_90" and width == 128:  # with four, 39 instructions per product instead of 24
+        found = replace(found, sums=8)
+    if amd and large:  # eight would take twice as many instructions per product
+        found = replace(found, sum_warps=4)
     if amd and width == 128:  # which has 64 KB of shared memory
-        found = replace(found, rows=64, columns=32, sums=2, stages=1, vjp_rows=32, vjp_stages=1, warps=4, vjp_warps=4)
+        found = replace(found, rows=64, columns=32, stages=1, vjp_rows=32, vjp_stages=1, warps=4, vjp_warps=4)
     if dtype != torch.bfloat16:  # of fp32, products of which are three
         found = replace(found, sums=min(4, found.sums), tokens=32, rows=64, columns=32, vjp_rows=32, vjp_columns=32)
         found = replace(
