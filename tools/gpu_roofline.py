@@ -41,9 +41,9 @@ def seconds(flop: float, moved: float, gpu: str, share: float) -> float:
 
 
 def main() -> None:
-    print("| order | GPU | D | share of peak |", *(f"{n // 1024}k |" for n in TOKENS), "equal at |")
-    print("|---|---|---|---|", *("---|" for _ in TOKENS), "---|")
     for order in (2, 1):
+        print(f"\n| order {order} | share of peak |", *(f"{n // 1024}k |" for n in TOKENS), "equal at |")
+        print("|---|---|", *("---|" for _ in TOKENS), "---|")
         for (gpu, flash), paces in FLASH.items():
             for head_dim, pace in paces.items():
                 for share in SHARES[gpu]:
@@ -52,7 +52,7 @@ def main() -> None:
                     ratios = (" / ".join(f"{n * t / s:.2g}" for t, s in zip(theirs, own, strict=True)) for n in TOKENS)
                     equal = " / ".join(f"{s / t / 1000:.2g}k" for t, s in zip(theirs, own, strict=True))
                     print(
-                        f"| {order} | {gpu}, {flash} | {head_dim} | {share:.0%} |",
+                        f"| {gpu}, {flash}, D = {head_dim} | {share:.0%} |",
                         *(f"{x} |" for x in ratios),
                         f"{equal} |",
                     )
