@@ -394,8 +394,20 @@ def test_a_reader_may_leave_early() -> None:
 def test_bench_decay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from fastmax_lab.bench import decay
 
-    monkeypatch.setattr(decay, "CELLS", [(64, 8)])
+    monkeypatch.setattr(decay, "QUICK_CELLS", [(64, 8, 2)])
     monkeypatch.setattr(decay, "STEP", (2, 8))
     assert cli.main(["bench", "decay", "--quick", "--out", str(tmp_path / "decay.jsonl")]) == 0
-    assert "a decoding step, 2 heads of 8" in capsys.readouterr().out
-    assert len(read(tmp_path / "decay.jsonl")) == 3
+    out = capsys.readouterr().out
+    assert "A decoding step, 2 heads of 8" in out
+    assert "64, 8, 2" in out
+    assert len(read(tmp_path / "decay.jsonl")) == 5
+
+
+@needs_kernel
+def test_bench_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fastmax_lab.bench import values
+
+    monkeypatch.setattr(values, "CELLS", [(64, 8)])
+    assert cli.main(["bench", "values", "--quick", "--out", str(tmp_path / "values.jsonl")]) == 0
+    assert "constant tokens" in capsys.readouterr().out
+    assert len(read(tmp_path / "values.jsonl")) == 2

@@ -62,11 +62,16 @@ def dense_costs_too_much(queries: int, keys: int, head_dim: int, value_dim: int,
     return dense_cost(queries, keys, head_dim, value_dim, is_causal=False) > MAX_DENSE_COST_RATIO * factorized
 
 
-def kernel_chunk(head_dim: int, order: int, is_causal: bool, drops_features: bool = False) -> int:
+def kernel_chunk(
+    head_dim: int, order: int, is_causal: bool, drops_features: bool = False, fades_both_ways: bool = False
+) -> int:
     """Return the tokens per chunk of a compiled kernel: long ones save traffic with the state, short ones dense work.
 
-    Where features are dropped, a pair of a causal chunk costs F multiply-adds.
+    Where features are dropped, a pair of a causal chunk costs F multiply-adds. Decays in both directions make twice the
+    dense work: with heads of 32, chunks of 32 took 2.06 times of an unmasked forward pass, of 64 and 128 2.2 times.
     """
+    if fades_both_ways and head_dim <= 32:
+        return 32
     if is_causal and drops_features:
         return 32
     if order == 1:

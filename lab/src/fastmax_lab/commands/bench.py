@@ -53,7 +53,11 @@ class DropoutBenchmark(Benchmark):
 
 
 class DecayBenchmark(Benchmark):
-    """Measure the cost of forgetting, against the same call without."""
+    """Measure the cost of forgetting by the strength of decays, against the same call without."""
+
+
+class Values(Benchmark):
+    """Measure a call by the values of its inputs: tiny, huge, constant, equal or sparse ones."""
 
 
 class Distributed(Benchmark):

@@ -86,7 +86,9 @@ def in_rows(x: Tensor) -> bool:
 def _chunk(call: Call, plan: Plan, drops_features: bool) -> int:
     if plan.chunk is not None:
         return max(32, plan.chunk + -plan.chunk % 32)  # whole vectors of every level
-    return kernel_chunk(call.q.shape[3], call.options.order, call.options.is_causal, drops_features)
+    is_causal = call.options.is_causal
+    both_ways = call.log_decay is not None and not is_causal
+    return kernel_chunk(call.q.shape[3], call.options.order, is_causal, drops_features, both_ways)
 
 
 def _form(call: Call, plan: Plan, queries: int, keys: int, needs_features: bool) -> int:
