@@ -20,13 +20,15 @@ class Reach {
  public:
   explicit Reach(const Head& h) : h(h), c(*h.call) {}
 
-  double lowest() const {
+  // The exponent, if values and output gradients are `ratio` apart: at most what it is if they are 1 apart.
+  double lowest(double ratio = 1) const {
     constexpr double ZERO = ExpTraits<T>::LOWEST, BITS = sizeof(T) == sizeof(float) ? 24 : 53;
     if (c.order % 2 != 0 || c.mask || c.d_g.data || c.normalize == FM_AS_IT_IS || h.queries != h.keys) return ZERO;
-    const double ratio = fmax(values(), output_grads());
     if (!(ratio < 1e30)) return ZERO;
     return fmax(ZERO, -log(ldexp((double)h.keys * similarity_bound() * ratio, (int)BITS + 5)));
   }
+  // Reads all values and output gradients.
+  double ratio() const { return fmax(values(), output_grads()); }
 
  private:
   const Head& h;
@@ -54,15 +56,28 @@ class Reach {
     return largest / smallest;
   }
   static double largest_of(const FmTensor& t, int64_t offset, int64_t channels) {
-    T row[FM_MAX_DIM + LANES<T>];
-    load_row(t.data, t.type, offset, (int)channels, row);
-    T most = 0, wrong = 0;
-    for (int64_t i = 0; i < channels; i++) {
-      const T x = row[i] < 0 ? -row[i] : row[i];
-      most = x > most ? x : most;
-      wrong += row[i] * 0;  // NaN, if a number is not finite
+    constexpr int L = LANES<T>;
+    T copy[FM_MAX_DIM];
+    const T* row = copy;
+    if (t.type == type_of<T>())
+      row = (const T*)t.data + offset;
+    else
+      load_row(t.data, t.type, offset, (int)channels, copy);
+    Vec<T> most{}, wrong{};  // NaN, if a number is not finite
+    int64_t i = 0;
+    for (; i + L <= channels; i += L) {
+      const Vec<T> x = load(row + i), size = x < 0 ? -x : x;
+      most = size > most ? size : most;
+      wrong += x * (T)0;
     }
-    return wrong == 0 ? (double)most : INFINITY;
+    for (; i < channels; i++) {
+      const T size = row[i] < 0 ? -row[i] : row[i];
+      most[0] = size > most[0] ? size : most[0];
+      wrong[0] += row[i] * 0;
+    }
+    T largest = 0, sum = 0;
+    for (int l = 0; l < L; l++) largest = most[l] > largest ? most[l] : largest, sum += wrong[l];
+    return sum == 0 ? (double)largest : INFINITY;
   }
   double values() const {
     return ratio_of(h.keys,

@@ -81,36 +81,41 @@ struct Heads {
 
     void run(Worker& worker, int64_t i) const {
       const FmCall& c = heads.call;
-      heads.lowest[i] = 0;
+      heads.lowest[i] = ExpTraits<T>::LOWEST;
       Head h = heads.head(i);
       const int64_t form = c.forms ? c.forms[h.state] : c.form;
-      double pairs = (double)h.queries * h.keys / (c.is_causal ? 2 : 1);
+      const double all = (double)h.queries * h.keys / (c.is_causal ? 2 : 1);
+      double pairs = all;
       if (DecayChunk<T>::used(c) && form != FM_FACTORIZED && h.queries > 0) {
         worker.decay.load_sums(h, 0, h.keys);
-        h.lowest = heads.lowest[i] = Reach<T>(h).lowest();
-        pairs = count_pairs(worker.decay, h);
+        const Reach<T> reach(h);
+        pairs = count_pairs(worker.decay, h, reach.lowest());
+        if (pairs < all && (form == FM_DENSE || is_cheaper(h, pairs))) {  // else the ratio of values does not matter
+          h.lowest = heads.lowest[i] = reach.lowest(reach.ratio());
+          pairs = count_pairs(worker.decay, h, h.lowest);
+        }
       }
       heads.costs[i] = pairs;
-      heads.is_dense_[i] =
-          form == FM_DENSE || (form == FM_BY_REACH && pairs * (c.head_dim + c.value_dim + 1) <= factorized_cost(h));
+      heads.is_dense_[i] = form == FM_DENSE || (form == FM_BY_REACH && is_cheaper(h, pairs));
+    }
+    // Whether the dense form is, by the multiply-adds of fastmax/plan.py; a decay that fades both ways takes two sums.
+    static bool is_cheaper(const Head& h, double pairs) {
+      const FmCall& c = *h.call;
+      const int64_t dim = c.head_dim, features = 1 + dim + (c.order == 2 ? dim * (dim + 1) / 2 : 0);
+      const double factorized = (double)(h.queries + h.keys) * features * (c.value_dim + 1) * (c.is_causal ? 1 : 2);
+      return pairs * (dim + c.value_dim + 1) <= factorized;
     }
     // The pairs of a query and a key that it can see.
-    static double count_pairs(const DecayChunk<T>& decay, const Head& h) {
+    static double count_pairs(const DecayChunk<T>& decay, const Head& h, double lowest) {
       constexpr int W = WIDE<T>;
       double pairs = 0;
       for (int64_t a = 0; a < h.queries; a += W) {
         const int64_t end = min(a + W, h.queries);
-        const Range seen = decay.visible_keys(a, end, h.call->is_causal, h.lowest);
+        const Range seen = decay.visible_keys(a, end, h.call->is_causal, lowest);
         const double keys = (double)(seen.end - seen.begin);
         pairs += (end - a) * (h.call->is_causal ? keys - (end - a) * 0.5 : keys);
       }
       return pairs;
-    }
-    // Multiply-adds, as in fastmax/plan.py; a decay that fades both ways takes two sums.
-    static double factorized_cost(const Head& h) {
-      const FmCall& c = *h.call;
-      const int64_t dim = c.head_dim, features = 1 + dim + (c.order == 2 ? dim * (dim + 1) / 2 : 0);
-      return (double)(h.queries + h.keys) * features * (c.value_dim + 1) * (c.is_causal ? 1 : 2);
     }
   };
 };
