@@ -52,8 +52,14 @@ def _normal(tokens: int, head_dim: int) -> Inputs:
 
 
 def _call(attention: str, inputs: Inputs) -> Callable[[], object]:
-    *leaves, do = inputs
-    for x in leaves:
-        x.requires_grad_()
-    attend = fastmax_attention if attention == FASTMAX else scaled_dot_product_attention
-    return lambda: torch.autograd.grad(attend(*leaves, is_causal=True), leaves, do)
+    q, k, v = (x.requires_grad_() for x in inputs[:3])
+
+    def call() -> None:
+        o = (
+            fastmax_attention(q, k, v, is_causal=True)
+            if attention == FASTMAX
+            else scaled_dot_product_attention(q, k, v, is_causal=True)
+        )
+        torch.autograd.grad(o, (q, k, v), inputs[3])
+
+    return call
