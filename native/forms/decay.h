@@ -3,9 +3,9 @@
 // c[t] is the sum of log_decay from the chunk's first token to t, with that of t, in fp64. Every exponent is at most 0. A state
 // is decayed to the last token that was added to it.
 //
-// Sums take no decay stronger than STRONGEST, whose exp is exactly 0 in T, so no weight depends on it. A stronger one, such as
-// -1e16 or the lowest number there is, would take the digits of the decays after it. fastmax/decay.py has the same numbers, and
-// makes the gradients beyond them 0.
+// Decays are bounded by STRONGEST before they are summed. Its exp is exactly 0 in T, so no weight depends on the bound. Without
+// it a decay such as -1e16 would leave no digits for the decays after it. fastmax/decay.py has the same numbers and makes the
+// gradients beyond them 0.
 #pragma once
 #include <algorithm>
 
@@ -59,7 +59,7 @@ struct DecayChunk {
     exp_all(until_end, count);
     whole = since_start[count - 1];
   }
-  // In place; runs up to a vector past the end, which the workspace allows.
+  // Works in place and runs up to a vector past the end, which the workspace allows.
   static void exp_all(T* x, int n) {
     for (int i = 0; i < n; i += LANES<T>) store(x + i, exp_of_negative<T>(load(x + i)));
   }
@@ -89,8 +89,8 @@ struct DecayChunk {
     fade_apart(at_query, queries, at_query[queries - 1], first_key, behind, seen);
     return pairs;
   }
-  // The same for the keys `begin` to `end`, which are among the queries, from that in the lane `first` on: by quotients of the
-  // factors since the first query, where these are large enough.
+  // The same for the keys `begin` to `end`, which are among the queries, starting with the one in the lane `first`. Takes
+  // quotients of the factors since the first query where these are large enough.
   static constexpr double SPLITS = sizeof(T) == sizeof(float) ? 40 : 300;
   void fade_near(const double* at_query, int queries, int64_t first, int begin, int end, bool is_causal) {
     T since[W] = {}, inverse[W];
@@ -109,8 +109,8 @@ struct DecayChunk {
       }
     }
   }
-  // The same for the keys `begin` to `end`, all of them before the queries or all behind. Their exponents are split at the
-  // query that is nearest to them, whose sum is `nearest`: a factor of the key and one of the query, neither above 1.
+  // The same for the keys `begin` to `end`, which are all before the queries or all behind them. Their exponents are split at
+  // the nearest query, whose sum is `nearest`: into a factor of the key and one of the query, neither above 1.
   void fade_apart(const double* at_query, int queries, double nearest, int64_t first_key, int begin, int end) {
     if (begin >= end) return;
     T of_query[W] = {};
@@ -148,12 +148,12 @@ struct DecayChunk {
   }
 
   // d_sums += the gradients of c: `shares`, [key][W], are the terms P u . w of a sub-chunk of queries and of keys, whose
-  // weights P have the exponent -|c_query - c_key|. Of a query and its own key it is 0, whatever the decays.
+  // weights P have the exponent -|c_query - c_key|. For a query and the key of the same token it is 0.
   void add_sum_grads(const T* shares, int64_t query, int64_t first_key, int keys, bool is_causal, T* d_sums) const {
     constexpr int L = LANES<T>;
     const int64_t diagonal = is_causal ? query - first_key : UNMASKED;
     const int seen = visible<T>(keys, diagonal), by_all = visible_to_first_half<T>(keys, diagonal);
-    Vec<T> low{}, high{};  // of the queries
+    Vec<T> low{}, high{};  // the shares of the queries
     for (int begin = 0; begin < seen; begin += L) {
       Vec<T> of_keys[L] = {};
       for (int i = 0; i < L && begin + i < seen; i++) {
@@ -180,7 +180,7 @@ struct DecayChunk {
     for (int w = 0; w < min(W, count - query); w++) d_sums[query + w] += by_query[w];
   }
 
-  // Rows [sub][columns][W] of tokens, in place, by `factors`.
+  // Multiplies rows [sub][columns][W] of tokens by `factors`, in place.
   void fade_lanes(T* rows, int columns, int subs, const T* factors) const {
     for (int s = 0; s < subs; s++) {
       T by[W];
@@ -192,7 +192,7 @@ struct DecayChunk {
       }
     }
   }
-  // Rows of tokens, in place, each by its factor.
+  // Multiplies each row of a token by its factor, in place.
   static void fade_rows(T* rows, int64_t pitch, int columns, const T* factors, int count) {
     for (int n = 0; n < count; n++) multiply_row(rows + n * pitch, factors[n], columns);
   }

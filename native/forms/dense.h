@@ -58,7 +58,7 @@ struct DenseForm {
       }
   }
 
-  // d_x, [keys][dim_pitch], and d_u, [keys][u_pitch], are added to; so are d_scale, [groups], and, with decay, d_sums, [keys].
+  // Adds to d_x, [keys][dim_pitch], d_u, [keys][u_pitch], d_scale, [groups], and with decay to d_sums, [keys].
   void gradients(const Head& h, int64_t begin, int64_t end, T* d_x, T* d_u, T* d_sums, double* d_scale) {
     for (int64_t g = 0; g < h.groups; g++)
       for (int64_t a = begin; a < end; a += QUERIES) {

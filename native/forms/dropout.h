@@ -39,8 +39,8 @@ struct FeatureWords {
 template <class T>
 struct TokenDropout {
   uint32_t *add, *multiply;  // the words of its tokens
-  T* factors;                // of whole tokens, where these are dropped
-  bool drops = false;        // whether they are
+  T* factors;                // one per token, where whole tokens are dropped
+  bool drops = false;        // true if whole tokens are dropped
   T scale = 1;
 
   void take(Workspace& workspace, int64_t capacity) {

@@ -70,7 +70,7 @@ struct FactorizedForm {
   // The factors of the decay on tokens that are added to a state, and on a state that tokens read.
   const T* adding() const { return reverse ? decay.since_start : decay.until_end; }
   const T* reading() const { return reverse ? decay.until_end : decay.since_start; }
-  // The tokens of which a factor leaves anything, all of them where features are dropped: those are drawn by place.
+  // The tokens whose factor is not 0. Where features are dropped these are all tokens, because features are drawn by place.
   Range living(const T* factors, int tokens) const {
     Range range{0, tokens};
     if (!decays || sizes.drops) return range;
@@ -78,7 +78,7 @@ struct FactorizedForm {
     while (range.begin < range.end && factors[range.end - 1] == 0) range.end--;
     return range;
   }
-  // The same of sub-chunks.
+  // The same, in sub-chunks.
   Range living_subs(int tokens) const {
     const Range range = living(reading(), tokens);
     return {range.begin / W, (range.end + W - 1) / W};
@@ -110,7 +110,7 @@ struct FactorizedForm {
     for (T* part : {state.sum, state.lost})
       if (part) multiply_row(part, decay.whole, (int)sizes.features.size);
   }
-  // Before anything else of a chunk.
+  // Called before everything else of a chunk.
   void start(const Head& h, int64_t begin, int64_t end) {
     call = h.call;
     words.make(*call, sizes.features);
@@ -118,7 +118,7 @@ struct FactorizedForm {
     if (decays) decay.load_chunk(h, begin, min(end, h.keys));
   }
 
-  // Prefetches the chunk that the next call is for, the `step`-th from here.
+  // Prefetches the chunk of the next call, the `step`-th from here.
   void prefetch_next(const Head& h, int64_t begin, int64_t step, bool of_keys, bool of_queries) {
     const FmCall& c = *h.call;
     const int64_t next = begin + step * sizes.chunk, queries_left = h.queries - next, keys_left = h.keys - next;
@@ -171,8 +171,8 @@ struct FactorizedForm {
     }
   }
 
-  // The tokens of one chunk when causal or with a decay, walking the state along. `empty`: it is known to be zero; `keep`: it
-  // is needed after.
+  // The tokens of one chunk when causal or with a decay, walking the state along. `empty`: the state is known to be zero;
+  // `keep`: the state is needed afterwards.
   void walk(const Head& h, int64_t begin, int64_t end, State<T> state, bool empty, bool keep) {
     start(h, begin, end);
     if (walk_kind == Walk::first) return walk_against(h, begin, end, state, empty, keep);
@@ -266,9 +266,9 @@ struct FactorizedForm {
       if (decays) decay.fade_lanes(queries.d_x, dim, queries.subs, reading());
     }
   }
-  // d_sums = phi(x) . (state w), of the queries of `count` sub-chunks from s on, with the factor of the decay. d_x has
-  // J^T (state w), so that x . d_x counts a feature as often as its degree: with what a read of the lower degrees has, all of
-  // them count once.
+  // d_sums = phi(x) . (state w) for the queries of `count` sub-chunks from s on, with the factor of the decay. d_x has
+  // J^T (state w), so x . d_x counts a feature as often as its degree. Together with a read of the lower degrees all features
+  // count once.
   void make_query_shares(const T* state, int s, int count) {
     const Others<T>* none = nullptr;
     const int dim = sizes.shape.dim, columns = sizes.shape.columns;
@@ -289,7 +289,7 @@ struct FactorizedForm {
     }
   }
 
-  // What the first walk has read for a chunk, and the second adds.
+  // The part that the first walk has read for a chunk, which the second adds.
   T* kept_of(int64_t group) const { return kept + group * kept_size(sizes, pass); }
   void keep_queries(const Head& h, int64_t group) {
     const T* from = pass == Pass::outputs ? queries.out : queries.d_x;
@@ -311,12 +311,12 @@ struct FactorizedForm {
     add_all(d_x, kept, keys.count * sizes.dim_pitch);
     add_all(d_u, kept + sizes.chunk * sizes.dim_pitch, keys.count * sizes.u_pitch);
   }
-  // d_sums = what the keys have of the products of u with its gradient from the state, which are in d_u.
+  // d_sums = the products of the keys' u with its gradient from the state, which is in d_u.
   void make_key_shares(T sign) {
     for (int n = 0; n < keys.count; n++)
       d_sums[n] = sign * dot((const T*)d_u + n * sizes.u_pitch, (const T*)keys.u + n * sizes.u_pitch, sizes.shape.columns);
   }
-  // What a query has of the gradient of its sum, if causal: a factor on both parts of a quotient does not change it, so only
+  // The part of a query in the gradient of its sum, if causal. A factor on both parts of a quotient does not change it, so only
   // the gradient of the denominator is left.
   T rows_part(const Head& h, int64_t n) const {
     const FmCall& c = *h.call;
@@ -357,7 +357,7 @@ struct FactorizedForm {
                    visible<T>(dense.count, diagonal), queries.d_x_of(s));
     }
   }
-  // For the queries of a sub-chunk and the keys that they see; null without decay.
+  // The factors for the queries of a sub-chunk and the keys that they see; null without decay.
   const T* fade_pairs(int s, int keys) {
     return decays ? decay.fade_pairs(s * W, 0, visible<T>(keys, diagonal_of(s)), !both_ways) : nullptr;
   }
@@ -444,7 +444,7 @@ struct FactorizedForm {
     pairs.make_grads(others, queries.w, sizes.u_pitch, u_transposed, columns, subs, fading());
     read_vjp(sizes.features, state, x_transposed, key_masks(), u_faded, subs, d_x_transposed, &others, prefetcher);
   }
-  // The gradients that a state is read for: the denominator's only for that of the decay.
+  // The gradients that a state is read for. That of the denominator is needed only for the gradient of the decay.
   int value_channels() const { return decays ? sizes.shape.columns : sizes.value_dim; }
   void dense_key_grads() {
     const Keys<T> dense = keys.dense();

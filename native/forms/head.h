@@ -1,4 +1,4 @@
-// One head of one sequence, the sizes of what is made of it, and its tokens as standardized rows.
+// One head of one sequence, the sizes of its arrays, and its tokens as standardized rows.
 #pragma once
 #include "forms/dropout.h"
 #include "forms/workspace.h"
@@ -28,7 +28,7 @@ FM_INLINE int64_t at(const FmTensor& t, int64_t batch, int64_t head, int64_t tok
 template <class T>
 struct Sizes {
   int raw_dim;   // channels of queries and keys in memory
-  bool reduces;  // all but the last of them are used: see reduce_row
+  bool reduces;  // all channels but the last are used: see reduce_row
   Features<T> features;
   Shape<T> shape;
   int value_dim, chunk;
@@ -50,7 +50,7 @@ struct Sizes {
         x_pitch(features.row_pitch()),
         u_pitch(features.head),
         dim_pitch(round_up(c.head_dim, WIDE<T>)) {}
-  // Size of [sub][dim][W], with room for a transposition of all channels at once: what it writes behind `dim` is not used.
+  // Size of [sub][dim][W], with room to transpose all channels at once. What is written behind `dim` is not used.
   int64_t transposed_size(int64_t tokens) const { return tokens * shape.dim + (reduces ? WIDE<T> : 0); }
   int64_t public_state_size() const {
     const int64_t dim = shape.dim;

@@ -12,7 +12,7 @@ struct KeyChunk {
   TokenDropout<T> dropout;
   int64_t first = 0;
   int count = 0;
-  bool are_finite = true;  // the values, where it matters
+  bool are_finite = true;  // true if the values are; set only where it matters
 
   void take(Workspace& workspace, const Sizes<T>& s, int64_t capacity) {
     sizes = &s;
@@ -56,7 +56,7 @@ struct KeyChunk {
   const T* packed_values() const { return sizes->packs ? packed : nullptr; }
   Keys<T> dense() const { return {x, sizes->x_pitch, u, sizes->u_pitch, packed_values(), count, are_finite}; }
 
-  // Some tokens, whose values are those that are packed.
+  // Some of the tokens. Their values must be the packed ones.
   Keys<T> dense(Range tokens) const {
     return {
         x + tokens.begin * sizes->x_pitch, sizes->x_pitch, u + tokens.begin * sizes->u_pitch, sizes->u_pitch, packed_values(),
@@ -81,7 +81,7 @@ struct KeyChunk {
     }
     for (int n = 0; dropout.drops && n < count; n++) {
       multiply_row(d_x + n * d_x_pitch, dropout.factors[n], dim);
-      multiply_row(x + n * sizes->x_pitch, 1 / dropout.scale, dim);  // as it was; of a dropped one nothing is needed
+      multiply_row(x + n * sizes->x_pitch, 1 / dropout.scale, dim);  // as before; a dropped token is not needed
     }
     normalize_vjp(c.normalize, d_x, d_x_pitch, (const T*)x, sizes->x_pitch, (const T*)rstd, count, dim);
     for (int n = 0; n < count; n++) {

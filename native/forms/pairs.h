@@ -39,7 +39,7 @@ struct PairChunk {
     }
     hide(others, subs, decay);
   }
-  // Pairs that causality hides become zeros, the others fade.
+  // Makes pairs that causality hides zeros, and fades the others.
   void hide(const Others<T>& others, int subs, const DecayChunk<T>* decay) const {
     for (int64_t s = 0; s < subs; s++)
       for (int64_t i = 0; i < others.count; i++) {

@@ -55,12 +55,12 @@ struct Products {
             (int)(part.begin - start),
             (int)min(KEYS, keys.count - start)};
   }
-  // For the queries of a sub-chunk and the keys of a tile that they see; null without decay.
+  // The factors for the queries of a sub-chunk and the keys of a tile that they see; null without decay.
   const T* fade_pairs(int64_t query, Range part, int64_t position) {
     if (!decays) return nullptr;
     return decay.fade_pairs(query, part.begin, visible<T>((int)(part.end - part.begin), position), is_causal);
   }
-  // The keys of which the decay leaves anything for the queries `begin` to `end`.
+  // The keys that the decay does not hide from the queries `begin` to `end`.
   Range visible_keys(const Head& h, int64_t begin, int64_t end) const {
     return decays ? decay.visible_keys(begin, end, is_causal, h.lowest) : Range{0, h.keys};
   }
@@ -73,7 +73,7 @@ struct Products {
     weigh<T>(sizes.shape, t, queries.x_transposed_of(s), position, fading, weights, nullptr);
     weighted_sum(sizes.shape, t, weights, position, queries.out_of(s));
   }
-  // The same of the gradients of queries and of the sums of decays; keeps what those of the keys need.
+  // The same for the gradients of queries and of the sums of decays. Keeps what the gradients of the keys need.
   void add_query_grads(int s, int64_t query, Range part, int64_t position, T* d_sums) {
     const Keys<T> t = tile(part);
     const T* fading = fade_pairs(query, part, position);

@@ -1,7 +1,7 @@
 // The products of the dense form of one head where all tensors are bf16: numbers are rounded to bf16, sums are taken in fp32.
 //
-// Values are bf16 as they come. Rounded are the normalized queries and keys, the weights (numerator and denominator sum the
-// same ones), and in the backward pass the gradients of numerators and of s. What is subtracted from one another stays in fp32.
+// Values are bf16 already. Rounded are the normalized queries and keys, the weights (numerator and denominator sum the same
+// ones), and in the backward pass the gradients of numerators and of s. Numbers that are subtracted stay in fp32.
 #pragma once
 #include "forms/products.h"
 #include "tiles/dense_bf16.h"
@@ -25,7 +25,7 @@ struct Bf16Products {
   Pair *weights, *slopes, *slopes_by_keys;
   float* derivatives;
 
-  // A decay multiplies weights by numbers far apart, and its own gradient is a difference of large sums.
+  // A decay multiplies weights by numbers far apart, and its gradient is a difference of large sums.
   static bool serve(const FmCall& c) {
     return c.q.type == FM_BF16 && c.k.type == FM_BF16 && c.v.type == FM_BF16 && c.o.type == FM_BF16 && !c.log_decay.data;
   }

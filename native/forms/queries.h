@@ -37,7 +37,7 @@ struct QueryChunk {
   T* out_of(int sub) const { return out + (int64_t)sub * sizes->shape.columns * W; }
   T* d_x_of(int sub) const { return d_x + (int64_t)sub * sizes->shape.dim * W; }
 
-  // Their gradients need rows, which `wrap` continues cyclically; outputs need nothing but columns.
+  // Gradients need rows, which `wrap` continues cyclically; outputs need only columns.
   void load_tokens(const Head& h, int64_t group, int64_t begin, int64_t end, bool grads, bool wrap) {
     const FmCall& c = *h.call;
     head = h.key_head * h.groups + group;
@@ -51,7 +51,7 @@ struct QueryChunk {
   }
   int64_t at_query(const Head& h, int64_t n) const { return at(h.call->q, h.batch, head, h.query_start + first + n); }
 
-  // Whole sub-chunks, straight to columns; returns how many.
+  // Loads whole sub-chunks straight to columns; returns their number.
   int load_columns(const Head& h) {
     const FmCall& c = *h.call;
     const int dim = sizes->raw_dim;
@@ -71,7 +71,7 @@ struct QueryChunk {
     for (int w = 0; w < W; w++) found |= !(rstd[w] >= 1 / HUGE_STD<T>);
     return found;
   }
-  // Tokens whose squares overflow, one by one, through rows.
+  // Loads tokens whose squares overflow, one by one, through rows.
   FM_NOINLINE void mend_huge(const Head& h, int s, T* columns, T* r) {
     for (int w = 0; w < W; w++) {
       if (r[w] >= 1 / HUGE_STD<T>) continue;
@@ -80,7 +80,7 @@ struct QueryChunk {
     }
   }
 
-  // `rows` tokens from n on, as rows.
+  // Loads `rows` tokens from n on, as rows.
   void load_rows_at(const Head& h, int n, int rows, bool grads) {
     load_vectors(*h.call, h.call->q, at_query(h, n), rows, *sizes, grads ? (T)1 : scale, x + n * sizes->x_pitch, rstd + n);
     const int dim = sizes->raw_dim;
@@ -93,7 +93,7 @@ struct QueryChunk {
       if (sizes->reduces) reduce_row(xn, by, dim);
     }
   }
-  // The sub-chunks from `from` on: rows, and columns made of them.
+  // Loads the sub-chunks from `from` on as rows, and makes columns of them.
   void load_rest(const Head& h, int from, bool grads, bool wrap) {
     load_rows_at(h, from * W, count - from * W, grads);
     for (int n = count; n < subs * W; n++) {  // fills the last sub-chunk; w is zero there, so it adds nothing
@@ -161,7 +161,7 @@ struct QueryChunk {
         store_row(d_rows + w * sizes->u_pitch, value_dim, c.o.data, c.o.type, o + w * c.o.token_stride);
     }
   }
-  // From the gradients of x in d_x to those of the raw queries; returns that of the head's scale.
+  // Turns the gradients of x in d_x into those of the raw queries; returns the gradient of the head's scale.
   double store_grads(const Head& h) {
     const FmCall& c = *h.call;
     const int dim = sizes->raw_dim;

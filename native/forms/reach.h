@@ -1,4 +1,4 @@
-// How far back a head sees: the exponent of a decay below which no weight can change a result in the dense form.
+// The reach of a head: the exponent of a decay below which no weight can change a result in the dense form.
 #pragma once
 #include <math.h>
 

@@ -33,11 +33,11 @@ struct Joining {
   T fade;
 };
 
-// How many tokens join: none, four whose values stay in registers, or any number; and four where nothing fades.
+// The number of tokens that join: none, four whose values stay in registers, or any number; and four where nothing fades.
 enum { NONE, FOUR, FOUR_UNFADED, ANY };
 
 // out += q^T rows, for V vectors of columns and, if Last, the one column behind them, all in registers; tokens that join are
-// added to the rows first. The sum over these rows is taken by itself: two levels lose less.
+// added to the rows first. The sum over these rows is taken separately, because two levels lose less.
 template <class T, int V, bool Last, int Joins>
 FM_INLINE void read_columns(T* rows, int64_t pitch, int count, const T* q, const Joining<T>& joining, const T* u, T* out) {
   constexpr int L = LANES<T>, END = V * L;

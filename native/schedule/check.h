@@ -62,8 +62,8 @@ inline int check(const FmStep& c) {
   return check_form(c.total ? FM_FACTORIZED : FM_DENSE, c.order);
 }
 
-// Each of `count` decays must be finite and at most 0. Looked at here, where they are read anyhow: in Python that takes longer
-// than a short attention.
+// Checks that each of `count` decays is finite and at most 0. The decays are read here anyway; in Python this check takes
+// longer than a short attention.
 template <class T>
 bool decays_are_valid(const T* x, int64_t count, int64_t stride) {
   constexpr T LOWEST = -__builtin_inf();

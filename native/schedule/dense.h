@@ -43,8 +43,8 @@ class DensePass {
   const Sizes<T> sizes;
   const bool decays;
   const int64_t max_keys;
-  int64_t x_size, u_size, size;  // of the gradients of all keys, of all values, and with those of sums of decays, of a head
-  T* partial = nullptr;          // [heads][segments][size]: those from each segment
+  int64_t x_size, u_size, size;  // of a head: gradients of all keys, of all values, and of both with the sums of decays
+  T* partial = nullptr;          // [heads][segments][size]: the gradients from each segment
 
   int64_t longest() const {
     int64_t keys = 0;

@@ -1,7 +1,7 @@
 // One pass of the factorized form over all heads.
 //
-// With heads enough for all threads, a thread walks whole heads. With fewer, segments of a head are summed, the sums scanned,
-// and the segments then used, each with the state of what comes before it.
+// If there are enough heads for all threads, a thread walks whole heads. With fewer, segments of a head are summed, the sums
+// scanned, and the segments then used, each with the state of what comes before it.
 #pragma once
 #include "forms/factorized.h"
 #include "schedule/heads.h"
@@ -44,7 +44,7 @@ class FactorizedPass {
     if (!shared.allocate_zeros([&] { states = shared.take<T>(heads.count * (heads.segments + 1) * size); })) return false;
     return sum_segments() && scan_segments() && use_segments();
   }
-  // Of what the first of two walks keeps for the second.
+  // Size of what the first of two walks keeps for the second.
   int64_t kept_size() const {
     return call.key_heads * chunk_slots() * kept_groups() * FactorizedForm<T>::kept_size(sizes, pass);
   }
@@ -85,7 +85,7 @@ class FactorizedPass {
   int64_t first_segment() const { return reverse ? heads.segments - 1 : 0; }
   int64_t last_segment() const { return reverse ? 0 : heads.segments - 1; }
 
-  // Chunks of all sequences: each has a place of its own, for those of a packed batch start anywhere in it.
+  // The number of chunks of all sequences. Each has a separate place, because sequences of a packed batch start anywhere in it.
   int64_t chunks_of(int64_t tokens) const { return (tokens + sizes.chunk - 1) / sizes.chunk; }
   int64_t chunk_slots() const {
     return heads.is_packed() ? chunks_of(call.keys) + heads.states : heads.states * chunks_of(call.keys);
@@ -207,7 +207,7 @@ class FactorizedPass {
     void store(Worker& worker, int64_t first, int64_t count) const {
       each(first, count, [&](int64_t n) { pass.store_state(first + n, worker.state(n).sum); });
     }
-    // Those of `count` heads that are not dense.
+    // The heads among `count` that are not dense.
     template <class F>
     void each(int64_t first, int64_t count, const F& f) const {
       for (int64_t n = 0; n < count; n++)
@@ -216,7 +216,7 @@ class FactorizedPass {
   };
 
  private:
-  // The sum of one segment alone. Where states walk, that of the last is unused.
+  // The sum of one segment alone. Where states walk, the sum of the last segment is unused.
   struct SumSegment {
     using Worker = FactorizedPass::Worker;
     const FactorizedPass& pass;

@@ -1,7 +1,7 @@
 // A call cut into heads, and the heads into segments.
 //
-// A segment is a run of tokens of one head: there is more than one per head only where heads are fewer than threads. Every
-// number depends on the number of threads at most, never on which of them does what.
+// A segment is a run of tokens of one head. A head has more than one segment only if heads are fewer than threads. Results
+// depend on the number of threads at most, never on which thread does what.
 #pragma once
 #include <algorithm>
 
@@ -27,7 +27,7 @@ struct Heads {
   bool is_packed() const { return call.sequences >= 0; }
   Heads(const Heads&) = delete;
 
-  // Chooses the form of each head. Before anything else; false if out of memory.
+  // Chooses the form of each head. Called before everything else; false if out of memory.
   template <class T>
   bool choose_forms(const FmPool& pool) {
     const bool ok = memory.allocate([&] {
@@ -63,7 +63,7 @@ struct Heads {
   Workspace memory;
   bool* is_dense_ = nullptr;
   double* costs = nullptr;   // pairs of tokens in the dense form
-  double* lowest = nullptr;  // of Head
+  double* lowest = nullptr;  // Head::lowest
 
   template <class T>
   struct ChooseForm {

@@ -43,7 +43,7 @@ class Run {
   }
   struct NoPass {};
 
-  // f(the pass of the dense form)
+  // Calls f(the pass of the dense form).
   template <class F>
   bool with_dense(bool grads, double* d_scale, const F& f) const {
     if (!heads.any(true)) return f((NoPass*)nullptr);
@@ -58,7 +58,7 @@ class Run {
     DensePass<DenseForm<Products<T>>> pass(heads, pool, grads, d_scale);
     return f(&pass);
   }
-  // The factorized heads, and behind them those of the pass `dense` unless it is null. Where decays fade both ways, two walks.
+  // Runs the factorized heads, and behind them those of the pass `dense` unless it is null. Two walks if decays fade both ways.
   template <class Dense>
   bool factorized(Pass pass, const void* from, void* to, double* d_scale, Dense* dense) const {
     if (!heads.any(false)) return run(dense);
@@ -89,7 +89,7 @@ class Run {
     else
       return !dense || dense->run();
   }
-  // From the gradients of sums of decays to those of decays. A decay is in the sums of its token and of those behind it.
+  // Turns the gradients of sums of decays into those of decays. A decay is in the sums of its token and of the tokens behind.
   bool sum_decay_grads() const { return !call.d_decay.data || run_parallel(pool, heads.count, SumDecayGrads{*this}); }
   struct SumDecayGrads {
     struct Worker {

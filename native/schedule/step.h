@@ -1,5 +1,5 @@
-// One step of decoding for every head: the new token joins the recent ones, and its query reads the sum and sees all of those.
-// Where there is no room for it, the oldest recent tokens join the sum in the same pass that reads it.
+// One step of decoding for every head: the new token joins the recent ones, and its query reads the sum and sees the recent
+// tokens. If there is no room for the new token, the oldest recent tokens join the sum in the same pass that reads it.
 #pragma once
 #include "forms/decay.h"
 #include "forms/step.h"
@@ -20,7 +20,7 @@ class Step {
         groups(heads ? c.query_heads / c.key_heads : 0),
         features(c.total ? 1 + dim + (c.order == 2 ? (int64_t)dim * (dim + 1) / 2 : 0) : 0),
         pitch(round_up(columns, 16)),
-        // Rows are split where heads do not fill the threads evenly; a part is not worth it below some thousand numbers.
+        // Rows are split where heads do not fill the threads evenly. Below some thousand numbers a part is not worth it.
         parts(heads >= 4 * p.threads || features * columns < 1 << 14 ? 1 : p.threads) {}
 
   int run() {
@@ -57,7 +57,7 @@ class Step {
       });
     }
   };
-  // Some rows of a head's sum; the whole work if these are all rows.
+  // Reads some rows of a head's sum. If these are all rows, this is the whole work.
   struct ReadPart {
     using Worker = Step::Worker;
     const Step& step;
@@ -70,7 +70,7 @@ class Step {
       if (step.parts == 1) step.see_and_store(worker, i);
     }
   };
-  // The recent tokens of a head whose sum was read in parts.
+  // Reads the recent tokens of a head whose sum was read in parts.
   struct SeeRecent {
     using Worker = Step::Worker;
     const Step& step;

@@ -58,8 +58,8 @@ struct Together {
   }
 };
 
-// The same for items that every call repeats: a thread takes the same ones each time, because its results are in its
-// cache, and may be five times as far from the cores of another.
+// The same for items that every call repeats. A thread takes the same items each time, because their data are in its cache;
+// from another core they may be five times as far away.
 template <class Task>
 bool run_shares(const FmPool& pool, int64_t items, const Task& task) {
   struct Shared {
