@@ -72,7 +72,7 @@ def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch
         found = replace(found, unroll=8, columns=32, warps=2, sum_warps=1, vjp_unroll=8, vjp_rows=128, vjp_warps=2)
     if arch == "sm_90" and width == 128:  # with four, 39 instructions per product instead of 24
         found = replace(found, sums=8)
-    if amd and large:  # eight would take twice as many instructions per product
+    if amd:  # eight would take twice as many instructions per product
         found = replace(found, sum_warps=4)
     if amd and width == 128:  # which has 64 KB of shared memory
         found = replace(found, rows=64, columns=32, stages=1, vjp_rows=32, vjp_stages=1, warps=4, vjp_warps=4)
