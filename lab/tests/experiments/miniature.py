@@ -17,10 +17,12 @@ from fastmax_lab.experiments import (
     exactness,
     language,
     lra,
+    lra_layers,
     lra_pace,
     lra_settings,
     lra_speed,
     maps,
+    order_one,
     recall_grid,
     runner,
     scaling,
@@ -29,6 +31,7 @@ from fastmax_lab.experiments.dropout import DropoutRun
 from fastmax_lab.experiments.items import Item
 from fastmax_lab.experiments.lra import TaskBudget
 from fastmax_lab.experiments.maps import ImageRun
+from fastmax_lab.experiments.order_one import OrderOneRun
 from fastmax_lab.experiments.recall import RecallRun
 from fastmax_lab.experiments.vision import VisionConfig
 from fastmax_lab.measurements import Measurement
@@ -40,7 +43,10 @@ TASK = TaskBudget(batch=4, steps=40, lr=1e-3, length=32, evaluated=16, examples=
 def items() -> list[Item]:
     vision = VisionConfig(layers=1, dim=16, heads=2, mlp=16)
     found = [one for one in exactness.items("quick", []) if one.name != "error"]
-    found.append(scaling.item(Grid(8, (64, 256, 512), heads=2, rounds=1, longest=10.0, limit=1 << 20)))
+    found.append(scaling.item(Grid(8, (64, 256, 512), rounds=1, longest=10.0, limit=1 << 20)))
+    found.append(scaling.item(Grid(8, (64, 256), heads=8, rounds=1, longest=10.0, limit=1 << 20)))
+    found.append(scaling.forms_item(Grid(8, (64, 256), rounds=1)))
+    found.append(scaling.heads_item(((4, 8), (16, 4)), 512, rounds=1))
     for name in maps.ATTENTIONS:
         found.append(maps.item(ImageRun(name, "shapes", 0, 4, 8, 3e-3, vision), 1))
         found.append(maps.item(replace(TEXT, attention=name), 1))
@@ -50,6 +56,9 @@ def items() -> list[Item]:
         runs = [DropoutRun(mode, rate, seed, layers=1, dim=8, heads=1, **sizes) for mode, rate in ways]
         found += [dropout.item(run, 1) for run in runs]
     found += [language.item(replace(TEXT, attention=name)) for name in ("softmax", "fastmax2", "fastmax2, gated")]
+    for scale in ("1", "1/D"):
+        small: dict[str, Any] = {"steps": 10, "batch": 2, "lr": 3e-3, "width": 16, "heads": 2, "tokens": 16}
+        found += [order_one.item(OrderOneRun(data, scale, 0, **small)) for data in ("shapes", "listops")]
     for name in ("softmax", "fastmax2, gated", "performer"):
         found.append(recall_grid.item(RecallRun(name, names=8, pairs=3, steps=4, batch=2, width=8)))
     found.append(
@@ -58,11 +67,17 @@ def items() -> list[Item]:
     found.append(
         lra_speed.item(LayerCell("listops", 1, 0.0), ("vanilla", "softmax", "fastmax1", "fastmax2"), rounds=1, cost=1)
     )
+    found.append(lra_layers.item(LayerCell("listops", 1, 0.0), rounds=1, threads=1))
     found += [lra.item("listops", name, changes, 0, TASK) for name, changes in (*lra.MAIN, ("linear", {}))]
     found.append(lra.item("listops", "linear", {}, 0, replace(TASK, steps=20), "short"))
     found.append(lra.item("listops", "fastmax1", {}, 0, replace(TASK, steps=60), "longer"))
     found.append(lra_pace.item("listops", TASK, rounds=1))
     few = replace(TASK, steps=4)
+    kinds = (("tuning", 0), ("whole", 0), ("whole", 1))
+    small_table = [
+        lra.item("listops", name, {}, seed, few, kind) for name in ("softmax", "fastmax1") for kind, seed in kinds
+    ]
+    found += [replace(one, experiment="lra-small") for one in small_table]
     found += [lra_settings.item("listops", "softmax", seed, few) for seed in (0, 1)]
     found += [lra_settings.item("listops", name, 0, few) for name in ("softmax, standardized", "softmax, gated")]
     found += [lra_settings.item("listops", name, 0, few) for name in ("fastmax2", "fastmax2, paper's scale")]

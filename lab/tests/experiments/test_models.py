@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lab.tests.records import record
 
 from fastmax import attention_matrix
-from fastmax_lab.experiments import images, language, maps, texts
+from fastmax_lab.experiments import images, language, maps, order_one, texts
+from fastmax_lab.experiments.items import Workspace
 from fastmax_lab.experiments.language_model import LanguageRun, fit, held_out, loss_of, spread, windows
 from fastmax_lab.experiments.language_model import language as measure_language
 from fastmax_lab.experiments.maps import locality
+from fastmax_lab.experiments.order_one import OrderOneRun
 from fastmax_lab.experiments.recall import RecallRun, examples, recall
 from fastmax_lab.experiments.recorded import LayerMaps, recording, vision_maps
 from fastmax_lab.experiments.texts import Text
@@ -98,6 +101,22 @@ def test_a_rate_beyond_the_best_is_tried_before_more_seeds() -> None:
     found += [record(dict(then[-1].__dict__), {"val_loss": -16e-3})]
     then = [run for run in language.runs("cpu", found) if run.attention == "fastmax2, gated" and run.steps == 6000]
     assert [(run.lr, run.seed) for run in then[-2:]] == [(16e-3, 1), (16e-3, 2)]
+
+
+@pytest.mark.parametrize("data", ["shapes", "listops"])
+def test_order_one_has_negative_denominators_at_scale_1_only(data: str) -> None:
+    sizes: dict[str, Any] = {"seed": 0, "steps": 10, "batch": 2, "lr": 1e-3, "width": 16, "heads": 2, "tokens": 16}
+    space = Workspace(Path("nowhere"), Path("nowhere"))
+    found = {scale: order_one.measure(OrderOneRun(data, scale, **sizes), space) for scale in ("1", "1/D")}
+    assert len(found["1"]["looks"]) == 11
+    assert found["1"]["looks"][0]["negative"] > 0.05
+    assert all(look["negative"] == 0 and look["smallest"] > 0 for look in found["1/D"]["looks"])
+
+
+def test_denominators_are_means_over_visible_keys() -> None:
+    q, k = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [-3.0]])
+    assert order_one.denominators(q, k, 1.0, is_causal=False).tolist() == [0.0, -1.0]
+    assert order_one.denominators(q, k, 1.0, is_causal=True).tolist() == [2.0, -1.0]
 
 
 def test_generated_text_has_its_answers() -> None:

@@ -279,6 +279,6 @@ def test_what_exceeds_memory_is_marked_above_the_frame_and_explained() -> None:
     assert drawing.MISSING not in chart(())
     assert len(drawing.MISSING) + len("fastmax1") + len("fastmax2") <= drawing.LEGEND, "three columns, two rows"
     drawn = re.findall(r'<use [^>]* y="([\d.]+)" style="([^"]*)"', chart((4,)))
-    (mark,) = [float(y) for y, style in drawn if f"{drawing.COLOURS['vanilla']}; stroke-width: 2.2" in style]
-    points = [float(y) for y, style in drawn if drawing.COLOURS["softmax"] in style][:3]
+    (mark,) = [float(y) for y, style in drawn if f"{drawing.STYLES['vanilla'][0]}; stroke-width: 2.2" in style]
+    points = [float(y) for y, style in drawn if drawing.STYLES["softmax"][0] in style][:3]
     assert mark < min(points) - 0.05 * (max(points) - min(points)), "the margin of the frame"

@@ -8,7 +8,7 @@ import pytest
 from lab.tests.records import record
 
 from fastmax_lab.measurements import Measurement
-from fastmax_lab.report.page.map_panel import Panel, draw_panel, typical
+from fastmax_lab.report.page.map_panel import Panel, draw_panel, map_of, typical
 from fastmax_lab.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Chart, Series
 from fastmax_lab.report.page.sections import dropout, language, lra_settings, maps, recall
 from fastmax_lab.report.page.tuned import Gap, compared, edges, gap, tuned
@@ -127,24 +127,28 @@ def _packed(levels: np.ndarray) -> str:
     return base64.b64encode(levels.astype("<u2").tobytes()).decode()
 
 
-def test_the_map_of_the_head_in_the_middle_is_drawn() -> None:
-    chosen = typical(with_maps("softmax", [[0.9, 0.2], [0.4, 0.6]]))
-    assert (chosen.layer, chosen.head, chosen.keys) == (2, 1, 0.4)
-    assert chosen.weights == pytest.approx(np.full((2, 2), 10 / 65535))
+def test_the_map_of_the_head_in_the_middle_of_its_layer_is_drawn() -> None:
+    measured = with_maps("softmax", [[0.9, 0.2], [0.4, 0.6, 0.5]])
+    assert [typical(measured, layer) for layer in (0, 1)] == [1, 2]
+    chosen = map_of(measured, 1, 2, "a")
+    assert (chosen.layer, chosen.head, chosen.keys) == (2, 3, 0.5)
+    assert chosen.weights == pytest.approx(np.full((2, 2), 12 / 65535))
 
 
-def test_a_panel_has_every_weight_of_the_json() -> None:
+def test_panels_have_every_weight_of_the_json() -> None:
     measurements = [with_maps(name, [[0.5], [0.3], [0.4]]) for name in ("softmax", PAPER)]
-    (panel,) = maps.panels(measurements)
+    panel, every_head = maps.panels(measurements)
     table = panel.data()
     assert table.columns == ("attention", "layer", "head", "query", "key", "weight")
     assert [row[:5] for row in table.rows[:3]] == [
-        ("softmax", 3, 1, 0, 0),
-        ("softmax", 3, 1, 0, 1),
-        ("softmax", 3, 1, 1, 0),
+        ("(a) softmax", 3, 1, 0, 0),
+        ("(a) softmax", 3, 1, 0, 1),
+        ("(a) softmax", 3, 1, 1, 0),
     ]
     assert {row[5] for row in table.rows} == {20 / 65535}
     assert len(table.rows) == 8
+    assert (len(every_head.maps), every_head.across) == (2, 1)
+    assert draw_panel(every_head)[0].count(b"<image") == 3
     svg, png = draw_panel(panel)
     assert svg.count(b"<image") == 3, "two maps and the scale of their colours"
     assert png.startswith(b"\x89PNG")

@@ -9,7 +9,7 @@ from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page import build
 from fastmax_lab.report.page.parts import OPEN, Claim, Section, Table
 from fastmax_lab.report.page.results import load
-from fastmax_lab.report.page.sections import lra, lra_runs, lra_speed, lra_time
+from fastmax_lab.report.page.sections import lra, lra_runs, lra_small, lra_speed, lra_time
 
 
 def of(results: Path, experiment: str) -> list[Measurement]:
@@ -156,6 +156,34 @@ def test_means_are_over_tasks_that_an_attention_has_all_of() -> None:
     assert rows["softmax"][at:] == pytest.approx((45.0, (61.95 + 40.57) / 2))
     assert rows["linear"][at] is None
     assert [row[-1] for row in lra.dev_accuracies(runs, "a", "").rows] == [pytest.approx(45.0), None]
+
+
+def test_the_small_table_has_the_rate_of_the_best_try_and_a_dash_for_what_is_not_finished() -> None:
+    def small(attention: str, kind: str, lr: float, accuracy: float, seed: int = 0) -> Measurement:
+        settings = {"attention": attention, "lr": lr, "seed": seed}
+        result = {"test": {"accuracy": accuracy}, "dev_accuracy": accuracy}
+        return record(settings, result, f"image-{attention}-{kind}-lr{lr}-seed{seed}")
+
+    tried = [
+        small("softmax", "tuning", 1e-3, 0.2),
+        small("softmax", "tuning", 2e-3, 0.3),
+        small("linear", "tuning", 1e-3, 0.2),
+    ]
+    ended = [small("softmax", "whole", 2e-3, accuracy, seed) for seed, accuracy in enumerate((0.4, 0.5))]
+    softmax, linear = lra_small.accuracies(*lra_small.parts([*tried, *ended])).rows
+    assert softmax[:4] == ("softmax", 2e-3, 2, pytest.approx(45.0))
+    assert softmax[5:] == (2, None, None)
+    assert linear == ("linear", 1e-3, 1, None, None, 0, None, None)
+
+
+def test_what_has_not_left_chance_level_is_a_dash_and_is_not_drawn() -> None:
+    runs = [trained("text", "softmax", 0.6), trained("text", "fastmax1", 0.51), trained("pathfinder", "softmax", 0.5)]
+    table = lra.accuracies(runs, "a", "")
+    cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert cells["softmax"]["text (1,000 steps)"] == 60.0
+    assert cells["fastmax1"]["text (1,000 steps)"] is None
+    assert cells["softmax"]["pathfinder (1,000 steps)"] is None
+    assert [d.settings["task"] for d in lra_runs.learned(runs)] == ["text", "text"]
 
 
 def test_the_best_fastmax_is_chosen_by_dev_accuracy_in_each_task() -> None:

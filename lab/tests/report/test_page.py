@@ -99,13 +99,14 @@ def test_what_is_drawn_unaveraged_is_in_the_json(results: Path, sections: list[S
     held = {round(x * factor, 9) for d in every(results) for x in numbers(d.values) for factor in (1, 1e3, 100)}
     held |= {
         round((row["peak"] - row["before"]) / 2**20, 9)
-        for d in every(results) if d.experiment == "scaling" for row in d.values["memory"]
+        for d in every(results) if d.experiment == "scaling" for row in d.values.get("memory", [])
     }  # fmt: skip
     checked = 0
     for section in sections:
         if section.name in ("scaling", "exactness", "maps", "recall", "language"):
             for chart in build.charts([section]):
-                values = [y for one in chart.series for y in (one.x if chart.categories else one.y)]
+                series = [one for one in chart.series if not one.guide]
+                values = [y for one in series for y in (one.x if chart.categories else one.y)]
                 assert {round(y, 9) for y in values} <= held, chart.name
                 checked += len(values)
     assert checked > 50
@@ -129,15 +130,14 @@ def test_tables_are_rebuilt_from_the_json(results: Path, sections: list[Section]
         assert (lr, loss) == (run.settings["lr"], run.values["val_loss"])
         assert gap == pytest.approx(loss - softmax.values["val_loss"])
     dev = {row[0]: row[1] for row in tables["lra-accuracy-dev"].rows}
-    for name, test, theirs, mean_test, mean_theirs in tables["lra-accuracy"].rows:
-        assert mean_theirs == theirs, "there is one task"
+    for name, test, theirs in tables["lra-accuracy"].rows:
         if name == lra.BEST:
             continue
         runs = [d for d in found if d.experiment == "lra" and d.settings["attention"] == name]
         run = next(d for d in runs if d.settings["steps"] == 40)
-        assert mean_test == (None if lra_runs.at_chance(run) else test)
         scores = 100 * run.values["test"]["accuracy"], 100 * run.values["dev_accuracy"]
-        assert (test, dev[name]) == pytest.approx(scores)
+        shown = (None, None) if lra_runs.at_chance(run) else pytest.approx(scores)
+        assert (test, dev[name]) == shown
         listops = {"softmax": 38.37, "fastmax1": 37.20, "fastmax2": 37.40, "linear": 16.13}
         assert theirs == listops.get(name.removesuffix(", paper's scale"))
     speed = {d.settings["task"]: d.values for d in found if d.experiment == "lra-speed"}

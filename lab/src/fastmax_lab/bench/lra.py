@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fastmax_lab._progress import Progress
@@ -104,12 +105,27 @@ def measure(
     }
 
 
-def training_step(cell: LayerCell, attention: str, length: int | None = None) -> Callable[[], object]:
-    """Run forward, backward and update of the preset's model, on random tokens of the task's shape or of another length."""
+def training_step(
+    cell: LayerCell,
+    attention: str,
+    length: int | None = None,
+    *,
+    dropout: float | None = None,
+    prepare: Callable[[nn.Module], None] | None = None,
+) -> Callable[[], object]:
+    """Return forward, backward and update of the preset's model, on random tokens of the task's shape or another length.
+
+    `dropout` replaces the preset's between the layers; `prepare` may change the model.
+    """
     task = SHAPES[cell.task] if length is None else replace(SHAPES[cell.task], length=length)
     torch.manual_seed(0)
     chosen = preset("skyformer", cell.task)
-    model = classifier(task, replace(chosen.model, attention_dropout=cell.attention_dropout), attention).train()
+    layers = replace(chosen.model, attention_dropout=cell.attention_dropout)
+    if dropout is not None:
+        layers = replace(layers, dropout=dropout)
+    model = classifier(task, layers, attention).train()
+    if prepare is not None:
+        prepare(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=chosen.train.lr, weight_decay=0.0, fused=True)
     lead = (cell.batch, 2) if task.pair else (cell.batch,)
     tokens = torch.randint(1, task.vocabulary, (*lead, task.length))

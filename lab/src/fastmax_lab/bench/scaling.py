@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any
@@ -13,10 +13,17 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from fastmax import fastmax_attention
+from fastmax.backends import native
+from fastmax.call import Call, Options
+from fastmax.core import default_scale
+from fastmax.plan import Plan
 from fastmax_lab.bench.measure import interleave, seconds
 from fastmax_lab.bench.memory import current_peak, free_at_once, reset_peak
 
+ORDERS = ("fastmax1", "fastmax2")
 CONTESTANTS = ("vanilla", "softmax", "fastmax1", "fastmax2")
+
+
 PASSES = ("forward", "forward + backward")
 
 
@@ -84,6 +91,42 @@ def call(grid: Grid, name: str, tokens: int, is_causal: bool, backward: bool) ->
             torch.autograd.grad(o, (q, k, v), do)
 
     return run
+
+
+def forms(grid: Grid) -> list[dict[str, Any]]:
+    """Return a cell for each length: seconds of a forward pass without a mask, of Fastmax in its factorized form."""
+    cells = []
+    for tokens in grid.tokens:
+        calls = {
+            name: _factorized(grid, int(name.removeprefix("fastmax")), tokens)
+            if name.startswith("fastmax")
+            else call(grid, name, tokens, False, False)
+            for name in CONTESTANTS
+        }
+        cells.append({"tokens": tokens, "seconds": seconds(interleave(calls, rounds=grid.rounds))})
+    return cells
+
+
+def _factorized(grid: Grid, order: int, tokens: int) -> Callable[[], object]:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, grid.heads, tokens, grid.head_dim) for _ in range(3))
+    options = Options(order, False, scale=default_scale(order, grid.head_dim), out_dtype=q.dtype)
+    chosen = Call(q, k, v, options=options)
+    return lambda: native.forward(chosen, Plan("factorized"))
+
+
+def heads(shapes: Sequence[tuple[int, int]], tokens: int, rounds: int) -> list[dict[str, Any]]:
+    """Return a cell for each number of heads and of channels: seconds of a forward pass without a mask."""
+    calls = {
+        (count, head_dim, name): call(Grid(head_dim, (tokens,), heads=count), name, tokens, False, False)
+        for count, head_dim in shapes
+        for name in ORDERS
+    }
+    timings = interleave(calls, rounds=rounds)
+    return [
+        {"heads": count, "head_dim": head_dim, "seconds": seconds({n: timings[count, head_dim, n] for n in ORDERS})}
+        for count, head_dim in shapes
+    ]
 
 
 def attend(name: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:

@@ -17,12 +17,14 @@ TOKENS = (28 // PATCH) ** 2 + 1
 """The class token is the first."""
 MODELS: dict[str, tuple[str, BaselineOptions]] = {
     "softmax": ("softmax", BaselineOptions()),
+    "fastmax1": ("fastmax1", BaselineOptions()),
     "fastmax2, paper's scale": ("fastmax2", BaselineOptions(scale="paper")),
     "fastmax2": ("fastmax2", BaselineOptions(scale="sqrt")),
     "fastmax2, gated": ("fastmax2", BaselineOptions(scale="sqrt", decay="gated")),
     "fastmax2, as released": ("released", BaselineOptions()),
 }
-"""Attentions by name: that of `fastmax_lab.baselines`, and its options. Without a word on the scale it is 1 / sqrt(D)."""
+"""Attentions by name: that of `fastmax_lab.baselines`, and its options. Without a word on the scale it is 1 / sqrt(D), for
+order 1 1 / D."""
 
 
 @dataclass(frozen=True)

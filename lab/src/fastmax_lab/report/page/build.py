@@ -17,13 +17,17 @@ from fastmax_lab.report.page.sections import (
     language,
     lra,
     lra_settings,
+    lra_small,
     lra_speed,
     maps,
+    order_one,
     recall,
     scaling,
 )
 
-SECTIONS = (scaling, maps, dropout, lra, lra_speed, language, lra_settings, recall, exactness)
+SECTIONS = (
+    scaling, maps, dropout, lra, lra_small, lra_speed, language, lra_settings, order_one, recall, exactness,
+)  # fmt: skip
 PAGE, FIGURES, TABLES = "index.html", "figures", "tables"
 KINDS = ("svg", "png", "csv")
 

@@ -9,29 +9,31 @@ from fastmax_lab.report.page.parts import Chart, Series
 
 INK, GRID = "#1b1f24", "#d5d9de"
 """Colours that the page replaces by those of the reader's theme."""
-COLOURS = {
-    "vanilla": "#8a8f98",
-    "softmax": "#1f78c8",
-    "softmax, gated": "#56a5e0",
-    "softmax, standardized": "#6f8fd8",
-    "fastmax1": "#d99a00",
-    "fastmax2": "#d9480f",
-    "fastmax2, paper's scale": "#8e44ad",
-    "fastmax2, gated": "#0b9b6d",
-    "fastmax2, decay": "#3fae49",
-    "fastmax4": "#a33ea1",
-    "linear": "#c86aa8",
-    "performer": "#35a7c2",
-    "reformer": "#9b7b3a",
-    "informer": "#7d7d7d",
-    "none": "#8a8f98",
-    "standard": "#1f78c8",
-    "1d": "#d99a00",
-    "quadratic": "#d9480f",
+STYLES = {
+    "vanilla": ("#8a8f98", "v"),
+    "softmax": ("#1f78c8", "s"),
+    "softmax, gated": ("#56a5e0", "P"),
+    "softmax, standardized": ("#6f8fd8", "X"),
+    "fastmax1": ("#d99a00", "^"),
+    "fastmax2": ("#d9480f", "o"),
+    "fastmax2, paper's scale": ("#8e44ad", "D"),
+    "fastmax2, as released": ("#6b4423", "h"),
+    "fastmax2, learned scale": ("#c2255c", "p"),
+    "fastmax2, gated": ("#0b9b6d", "*"),
+    "fastmax2, decay": ("#3fae49", "<"),
+    "fastmax4": ("#a33ea1", ">"),
+    "linear": ("#c86aa8", "d"),
+    "performer": ("#35a7c2", "H"),
+    "reformer": ("#9b7b3a", "8"),
+    "informer": ("#7d7d7d", "X"),
+    "none": ("#8a8f98", "v"),
+    "standard": ("#1f78c8", "s"),
+    "1d": ("#d99a00", "^"),
+    "quadratic": ("#d9480f", "o"),
 }
-_MORE = ("#0b9b6d", "#d9480f", "#1f78c8", "#a33ea1", "#d99a00", "#8a8f98", "#35a7c2", "#c86aa8")
-_MARKERS = "osD^vP*X"
-SIZE = (4.3, 3.1)
+"""The colour and the marker of a contestant, the same in every figure."""
+_MORE = (("#0b9b6d", "*"), ("#d9480f", "o"), ("#1f78c8", "s"), ("#a33ea1", ">"), ("#d99a00", "^"), ("#8a8f98", "v"))
+SIZE, SMALL = (4.3, 3.1), (3.3, 2.75)
 CIRCLE = 900
 """The area of the largest circle, in square points."""
 LEGEND = 36
@@ -63,7 +65,7 @@ STYLE: dict[str, Any] = {
 
 
 def draw(chart: Chart) -> tuple[bytes, bytes]:
-    """SVG and PNG, on white."""
+    """Draw a chart on white, as SVG and PNG."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -71,19 +73,20 @@ def draw(chart: Chart) -> tuple[bytes, bytes]:
 
     style: Any = STYLE | {"svg.hashsalt": chart.name}
     with matplotlib.rc_context(style):
-        height = max(SIZE[1], 0.9 + 0.27 * len(chart.categories)) if chart.categories else SIZE[1]
-        figure = Figure(figsize=(SIZE[0], height), facecolor="white")
+        width, height = SMALL if chart.small else SIZE
+        height = max(height, 0.9 + 0.27 * len(chart.categories)) if chart.categories else height
+        figure = Figure(figsize=(width, height), facecolor="white")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         for number, series in enumerate(chart.series):
             _series(axes, chart, series, number)
         _axes(axes, chart)
-        if len(chart.series) > 1 and not _circles(chart):
+        if sum(not one.guide for one in chart.series) > 1 and not _circles(chart):
             handles, labels = axes.get_legend_handles_labels()
             if any(one.missing for one in chart.series):
                 handles.append(Line2D([], [], color=INK, linestyle="none", marker="x", **CROSS))
                 labels.append(MISSING)
-            columns = 3 if sum(sorted(map(len, labels))[-3:]) <= LEGEND else 2
+            columns = 3 if sum(sorted(map(len, labels))[-3:]) <= LEGEND * width / SIZE[0] else 2
             figure.legend(
                 handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), columnspacing=1.2
             )
@@ -95,9 +98,9 @@ def draw(chart: Chart) -> tuple[bytes, bytes]:
     return files[0], files[1]
 
 
-def colour(label: str, number: int) -> str:
-    """Return the colour of a label. A variant such as `softmax, plain formula` has the colour of softmax."""
-    own = COLOURS.get(label, COLOURS.get(label.rsplit(", ", 1)[0]))
+def look(label: str, number: int) -> tuple[str, str]:
+    """Return colour and marker of a label. A variant such as `softmax, plain formula` has those of softmax."""
+    own = STYLES.get(label, STYLES.get(label.rsplit(", ", 1)[0]))
     return _MORE[number % len(_MORE)] if own is None else own
 
 
@@ -107,28 +110,34 @@ def _circles(chart: Chart) -> bool:
 
 
 def _series(axes: Any, chart: Chart, one: Series, number: int) -> None:
-    look = {"color": colour(one.label, number), "label": one.label}
-    marker = _MARKERS[number % len(_MARKERS)]
+    colour, marker = look(one.label, number)
+    named = {"color": colour, "label": one.label}
+    if one.guide:
+        axes.plot(one.x, one.y, color=INK, linewidth=0.9, linestyle=(0, (1, 2)), alpha=0.7)
+        axes.annotate(one.label, (one.x[-1], one.y[-1]), (-3, 3), textcoords="offset points", fontsize=8, ha="right")
+        return
+    if one.raw:
+        axes.plot(*zip(*one.raw, strict=True), linestyle="none", marker=".", markersize=2, color=colour, alpha=0.25)
     deviation = [0.0 if d is None else d for d in one.deviation]
     if one.area:
         unit = CIRCLE / max(area for other in chart.series for area in other.area)
-        axes.scatter(one.x, one.y, s=[unit * area for area in one.area], alpha=0.55, linewidths=0, **look)
-        axes.scatter(one.x, one.y, s=6, color=look["color"])
+        axes.scatter(one.x, one.y, s=[unit * area for area in one.area], alpha=0.55, linewidths=0, **named)
+        axes.scatter(one.x, one.y, s=6, color=colour)
         for x, y, area in zip(one.x, one.y, one.area, strict=True):
             above = (0, (unit * area / pi) ** 0.5 + 2)
             axes.annotate(one.label, (x, y), above, textcoords="offset points", ha="center", fontsize=8)
     elif chart.categories:
-        axes.errorbar(one.x, one.y, xerr=deviation or None, fmt=marker, capsize=2.5, linewidth=1.2, **look)
+        axes.errorbar(one.x, one.y, xerr=deviation or None, fmt=marker, capsize=2.5, linewidth=1.2, **named)
     else:
         style = "none" if not one.line else "--" if one.dashed else "-"
         crowded = one.line and len(one.x) > 24
-        axes.plot(one.x, one.y, linestyle=style, marker="" if crowded else marker, **look)
+        axes.plot(one.x, one.y, linestyle=style, marker="" if crowded else marker, **named)
         if any(deviation):
             low, high = ([y + sign * d for y, d in zip(one.y, deviation, strict=True)] for sign in (-1, 1))
-            axes.fill_between(one.x, low, high, color=look["color"], alpha=0.16, linewidth=0)
+            axes.fill_between(one.x, low, high, color=colour, alpha=0.16, linewidth=0)
     for x in one.missing:  # above the frame, where no point is: there is no number to go with it
         place = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 5}
-        axes.plot([x], [1.03], "x", color=look["color"], **CROSS, **place)
+        axes.plot([x], [1.03], "x", color=colour, **CROSS, **place)
 
 
 def _axes(axes: Any, chart: Chart) -> None:
@@ -146,6 +155,10 @@ def _axes(axes: Any, chart: Chart) -> None:
         axes.margins(0.22)
     if chart.y_log:
         axes.set_yscale("log")
+    if any(one.raw for one in chart.series):  # single batches are far apart: they may leave the frame
+        drawn = [y for one in chart.series for y in one.y]
+        margin = 0.25 * (max(drawn) - min(drawn))
+        axes.set_ylim(min(drawn) - margin, max(drawn) + margin)
     if chart.reference is not None:
         line = axes.axvline if chart.categories else axes.axhline
         line(chart.reference, color=INK, linewidth=0.9, linestyle=":")

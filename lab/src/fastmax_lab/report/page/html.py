@@ -161,7 +161,9 @@ def _section(one: Section, drawn: dict[str, str]) -> str:
 
 def _block(block: PageBlock, drawn: dict[str, str]) -> str:
     figures = "".join(_chart(chart, drawn[chart.name]) for chart in block.charts)
-    inside = f'<div class="charts">{figures}</div>' if figures else ""
+    columns = f' style="--beside: {block.columns}"' if block.columns else ""
+    kind = "charts beside" if block.columns else "charts"
+    inside = f'<div class="{kind}"{columns}>{figures}</div>' if figures else ""
     inside += "".join(f'<p class="finding">{escape(_sentence(one.text))}</p>' for one in block.findings if one.text)
     inside += "".join(_table(one) for one in block.tables)
     if block.folded:

@@ -33,7 +33,8 @@ class Table:
 class Series:
     """The points of one contestant. `deviation` is drawn as a band or bars, `area` as circles.
 
-    `missing` has the places on the x axis that are marked with an x.
+    `missing` has the places on the x axis that are marked with an x, `raw` the faint points that a line was smoothed from.
+    A `guide` is no contestant: a thin line with its name at its end.
     """
 
     label: str
@@ -42,13 +43,18 @@ class Series:
     deviation: tuple[float | None, ...] = ()
     area: tuple[float, ...] = ()
     missing: tuple[float, ...] = ()
+    raw: tuple[tuple[float, float], ...] = ()
     line: bool = True
     dashed: bool = False
+    guide: bool = False
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of several series. `categories` name the rows of a chart of dots: row i is from i up to i + 1 on the y axis."""
+    """A chart of several series. `categories` name the rows of a chart of dots: row i is from i up to i + 1 on the y axis.
+
+    A `small` chart is one of many in a row.
+    """
 
     name: str
     title: str
@@ -60,15 +66,19 @@ class Chart:
     x_base: int = 10
     categories: tuple[str, ...] = ()
     reference: float | None = None
+    small: bool = False
 
     def data(self) -> Table:
         """Return every number that is drawn."""
         rows: list[tuple[Any, ...]] = []
         for one in self.series:
+            if one.guide:
+                continue
             for i, (x, y) in enumerate(zip(one.x, one.y, strict=True)):
                 deviation = one.deviation[i] if one.deviation else None
                 named = (self.categories[int(y)],) if self.categories else ()
                 rows.append((one.label, *named, x, y, deviation, one.area[i] if one.area else None))
+            rows += [(f"{one.label}, unsmoothed", x, y, None, None) for x, y in one.raw]
             rows += [(one.label, *([None] if self.categories else []), x, None, None, None) for x in one.missing]
         names, y_label = (("name",), self.y_label or "place") if self.categories else ((), self.y_label)
         columns = ("series", *names, self.x_label, y_label, "standard deviation", "area")
@@ -113,13 +123,17 @@ class Lead:
 
 @dataclass(frozen=True)
 class PageBlock:
-    """Charts that belong together, paragraphs on them, and tables. `folded` hides all of it until it is opened."""
+    """Charts that belong together, paragraphs on them, and tables. `folded` hides all of it until it is opened.
+
+    A wide page has `columns` charts beside one another, if that is set.
+    """
 
     title: str = ""
     charts: tuple[Chart, ...] = ()
     findings: tuple[Finding, ...] = ()
     tables: tuple[Table, ...] = ()
     folded: bool = False
+    columns: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from statistics import mean, stdev
+from typing import Any
 
 from fastmax_lab.lra import paper
 from fastmax_lab.lra.presets import preset
@@ -32,6 +33,7 @@ from fastmax_lab.report.page.sections.lra_runs import (
     best_fastmax,
     by_attention,
     error,
+    learned,
     of_kind,
 )
 from fastmax_lab.report.page.words import listed
@@ -44,6 +46,10 @@ EQUAL = (
 )
 STEPS = ("Figure 6", "Measured by steps, softmax converges at the same speed as Fastmax1 or faster.")
 BEST = "Fastmax, best by dev"
+SMOOTHED = (
+    "Lines are means of ten points, each of a single batch; the points themselves are faint. Tasks on which nothing has left "
+    "chance level are not drawn."
+)
 WINDOW = 10
 """Points of the training loss, each of a single batch, that are averaged to one of the curve."""
 OFFICIAL_RETRIEVAL = 147_086
@@ -55,8 +61,10 @@ def section(results: Results) -> Section:
     if not every:
         return Section(NAME, TITLE, claims=(untested(*EQUAL), untested(*STEPS), untested(*lra_time.CLOCK)))
     measurements, short, longer = (of_kind(every, kind) for kind in ("", "short", "longer"))
-    pace = results.get("lra-pace", [])
-    time = lra_time.table(measurements, longer, pace)
+    pace, short, curves = results.get("lra-pace", []), learned(short), learned(measurements)
+    drawn = learned([*measurements, *longer])
+    equal_steps, went_on = (of_kind(drawn, kind) for kind in ("", "longer"))
+    time = lra_time.table(equal_steps, went_on, pace)
     equal, by_steps, by_clock = _equal(measurements), _curves(measurements), lra_time.claim(time)
     tables = []
     for runs, name, which in ((measurements, "lra-accuracy", ""), (short, "lra-accuracy-short", ", of short runs")):
@@ -65,16 +73,21 @@ def section(results: Results) -> Section:
     if longer:
         tables.append(longer_runs(longer, measurements))
     tables += [one for one in (gaps(measurements), chance(every)) if one.rows]
-    against_time = [] if time is None else charts(measurements, pace)
+    against_time = [] if time is None else charts(curves, pace)
     leads = (*_accuracy_lead(measurements), *_time_lead(against_time, time))
     shown = [lead.chart.name for lead in leads]
     blocks = [
         PageBlock("Test accuracy", (), (*equal.findings, Finding(paper.WARNING)), (*tables, budgets(every))),
-        PageBlock("Training loss against steps", tuple(charts(measurements)), by_steps.findings, (ends(measurements),)),
+        PageBlock(
+            "Training loss against steps",
+            tuple(charts(curves)),
+            (*by_steps.findings, Finding(SMOOTHED)),
+            (ends(curves),),
+        ),
     ]
     if time is not None:
         found = (*by_clock.findings, Finding(lra_time.HOW))
-        accuracy_charts = tuple(lra_time.charts(measurements, longer, pace))
+        accuracy_charts = tuple(lra_time.charts(equal_steps, went_on, pace))
         blocks.append(PageBlock("Accuracy against wall clock", accuracy_charts, found, (time,)))
         again = Finding("Every step takes the time of its attention.")
         blocks.append(
@@ -156,26 +169,30 @@ def _intro(measurements: list[Measurement]) -> str:
 def accuracies(measurements: list[Measurement], name: str, which: str) -> Table:
     """Return test accuracies of each attention and, where there is a choice, of the Fastmax that is best by dev accuracy."""
     tasks = _tasks(measurements)
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for attention, found in _rows(measurements).items():
         ours = _cells(found, tasks, "test")
         theirs = [None if attention == BEST else paper.accuracy(attention, task) for task in tasks]
         both = [cell for pair in zip(ours, theirs, strict=True) for cell in pair]
         rows.append((attention, *both, _mean(ours) if _have_a_mean(found) else None, _mean(theirs)))
     heads = [_head(measurements, task) for task in tasks] + ["mean"]
-    columns = ("attention", *(f"{head}{what}" for head in heads for what in ("", ", paper")))
+    columns: tuple[str, ...] = ("attention", *(f"{head}{what}" for head in heads for what in ("", ", paper")))
     title = f"Test accuracy in per cent, and the paper's{which}"
+    if len(tasks) == 1 or all(row[-2] is None for row in rows):
+        columns, rows = columns[:-2], [row[:-2] for row in rows]
     return Table(name, title, columns, tuple(rows), ("", *(".2f",) * 2 * len(heads)))
 
 
 def dev_accuracies(measurements: list[Measurement], name: str, which: str) -> Table:
     """Return the dev accuracies, which choose the checkpoints and the best Fastmax."""
     tasks = _tasks(measurements)
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for attention, found in _rows(measurements).items():
         cells = _cells(found, tasks, "dev")
         rows.append((attention, *cells, _mean(cells) if _have_a_mean(found) else None))
-    columns = ("attention", *(_head(measurements, task) for task in tasks), "mean")
+    columns: tuple[str, ...] = ("attention", *(_head(measurements, task) for task in tasks), "mean")
+    if len(tasks) == 1 or all(row[-1] is None for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     return Table(
         name, f"Best dev accuracy in per cent{which}", columns, tuple(rows), ("", *(".2f",) * (len(tasks) + 1))
     )
@@ -200,8 +217,12 @@ def _rows(measurements: list[Measurement]) -> dict[str, list[Measurement]]:
 
 
 def _cells(runs: list[Measurement], tasks: list[str], split: str) -> list[float | None]:
+    """Return an accuracy for each task, None where there is no run or it is at chance level."""
     of_task = group(runs, lambda d: str(d.settings["task"]))
-    return [accuracy(of_task[task], split) if task in of_task else None for task in tasks]
+    return [
+        None if task not in of_task or all(map(at_chance, of_task[task])) else accuracy(of_task[task], split)
+        for task in tasks
+    ]
 
 
 def _have_a_mean(runs: list[Measurement]) -> bool:
@@ -219,7 +240,9 @@ def longer_runs(longer: list[Measurement], equal: list[Measurement]) -> Table:
     for d in longer:
         s, r = d.settings, d.values
         softmax = [e for e in equal if (e.settings["task"], e.settings["attention"]) == (s["task"], "softmax")]
-        theirs = (softmax[0].settings["steps"], accuracy(softmax), accuracy(softmax, "dev")) if softmax else (None,) * 3
+        theirs: tuple[float | None, ...] = (softmax[0].settings["steps"], None, None) if softmax else (None,) * 3
+        if softmax and not all(map(at_chance, softmax)):
+            theirs = (theirs[0], accuracy(softmax), accuracy(softmax, "dev"))
         own = (s["steps"], 100 * r["test"]["accuracy"], 100 * r["dev_accuracy"])
         rows.append((s["task"], s["attention"], *own, *theirs))
     columns = (
@@ -301,11 +324,13 @@ def charts(measurements: list[Measurement], pace: list[Measurement] | None = Non
                 continue
             unit = 1.0 if pace is None else of_step[kernel] / 60
             x, y = zip(*((step * unit, loss) for step, loss in _smooth(d)), strict=True)
-            series.append(Series(name, x, y))
+            raw = tuple((step * unit, loss) for step, loss, _ in d.values["curves"]["train"])
+            series.append(Series(name, x, y, raw=raw))
         if series:
             label = "training steps" if pace is None else lra_time.MINUTES
             kind = "steps" if pace is None else "clock"
-            found.append(Chart(f"lra-loss-{task}-{kind}", task, label, "training loss, nats", tuple(series)))
+            name = f"lra-loss-{task}-{kind}"
+            found.append(Chart(name, task, label, "training loss, nats", tuple(series), x_log=pace is not None))
     return found
 
 

@@ -31,6 +31,12 @@ def at_chance(measurement: Measurement) -> bool:
     return bool(result["test"]["accuracy"] < frequent + two_errors)
 
 
+def learned(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Return the runs of tasks on which any run has left chance level: what the others show is noise."""
+    of_task = group(measurements, lambda d: str(d.settings["task"]))
+    return [d for runs in of_task.values() if not all(map(at_chance, runs)) for d in runs]
+
+
 def accuracy(runs: list[Measurement], split: str = "test") -> float:
     """Return the accuracy in per cent, the mean over seeds."""
     found = [d.values["test"]["accuracy"] if split == "test" else d.values["dev_accuracy"] for d in runs]

@@ -79,10 +79,37 @@ def section(results: Results) -> Section:
         blocks.append(
             PageBlock("Speed against accuracy; the area of a circle is memory", tuple(circles), (Finding(said),))
         )
+    blocks += _layers(results.get("lra-layers", []))
     claim = _claim(measurements)
     return Section(
         NAME, TITLE, intro, tuple(blocks), (claim,), f"speed: on Text, over the plain formula, {claim.number}"
     )
+
+
+def _layers(measurements: list[Measurement]) -> list[PageBlock]:
+    """Return what the encoder's linear layers cost, by who multiplies them."""
+    rows = []
+    for d in measurements:
+        took = {tuple(name.split("; ")): t["best"] for name, t in d.values["seconds"].items()}
+        for name in d.settings["attentions"]:
+            own = [took[name, kind] for kind in d.settings["layers"]]
+            rows.append((d.settings["threads"], name, *(1e3 * x for x in own), *(own[0] / x for x in own[1:])))
+    if not rows:
+        return []
+    kinds = measurements[0].settings["layers"]
+    columns = (
+        "threads",
+        "attention",
+        *(f"{kind}, ms" for kind in kinds),
+        *(f"{kind}, times as fast" for kind in kinds[1:]),
+    )
+    title = f"A training step of {measurements[0].settings['task']} without dropout, by the encoder's linear layers"
+    formats = ("", "", *(".1f",) * len(kinds), *(".2f",) * (len(kinds) - 1))
+    return [
+        PageBlock(
+            "The encoder's layers", (), (), (Table("lra-layers", title, columns, tuple(rows), formats, folded=False),)
+        )
+    ]
 
 
 def ratio(measurement: Measurement, name: str, to: str = "vanilla") -> float | None:

@@ -5,7 +5,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from fastmax_lab.measurements import Measurement
-from fastmax_lab.report.page.map_panel import Panel, typical
+from fastmax_lab.report.page.map_panel import Panel, map_of, typical
 from fastmax_lab.report.page.parts import (
     AGREES,
     DIFFERS,
@@ -35,10 +35,13 @@ REAL = ("mnist", "shakespeare")
 """Generated data decides no claim of the paper."""
 SCALES = "Judged by the paper's scale, 1; a smaller one, as fastmax2 has here, makes weights more alike by itself."
 CHOSEN = (
-    "Of each model, seed 0, the head in the middle by its effective share of keys is drawn (of two, the more local one), on "
-    "the first sample. Both maps of a data set have one scale of colours, which goes by the square root."
+    "The same layer of each model, seed 0, on the first sample: above the head in the middle of the layer by its effective "
+    "share of keys (of two, the more local one), below every head. The maps of a figure are on one scale of colours, which "
+    "goes by the square root."
 )
 RULE = "Converged is: a training loss that is at most two standard errors above that of softmax."
+TYPICAL = "maps-panel-"
+"""The names of the panels of one head each begin so."""
 MEASURES = {"keys": "effective share of keys", "distance": "relative distance", "largest": "largest weight"}
 
 
@@ -64,7 +67,7 @@ def section(results: Results) -> Section:
     rest = tuple(panel for panel in drawn if panel.name not in [lead.chart.name for lead in leads])
     tables = (learned(measurements), losses(measurements), heads(measurements), models(measurements))
     blocks = (
-        PageBlock("Softmax beside Fastmax2", rest, (Finding(CHOSEN),)),
+        PageBlock("Softmax beside Fastmax2", rest, (Finding(CHOSEN),), columns=2),
         PageBlock("Locality of every head", charts, (*local.findings, *learns.findings), tables),
     )
     headline = f"maps: {local.number}"
@@ -73,10 +76,12 @@ def section(results: Results) -> Section:
 
 def _leads(measurements: list[Measurement], drawn: tuple[Panel, ...]) -> tuple[Lead, ...]:
     """Draw the maps on text if there are any, and say which of the two spreads wider there."""
-    panel = next((one for data in reversed(REAL) for one in drawn if one.title == data), next(iter(drawn), None))
-    if panel is None:
+    by_data = {panel.name.removeprefix(TYPICAL): panel for panel in drawn if panel.name.startswith(TYPICAL)}
+    data = next((data for data in reversed(REAL) if data in by_data), next(iter(by_data), None))
+    if data is None:
         return ()
-    shares = _by_seed([d for d in measurements if data_of(d) == panel.title], lambda d: mean(_locality(d, "keys")))
+    panel = by_data[data]
+    shares = _by_seed([d for d in measurements if data_of(d) == data], lambda d: mean(_locality(d, "keys")))
     ours, softmax = (mean(shares[name].values()) for name in (PAPER, "softmax"))
     wider = "more" if ours > softmax else "fewer"
     return (
@@ -98,14 +103,31 @@ def models(measurements: list[Measurement]) -> Table:
 
 
 def panels(measurements: list[Measurement]) -> tuple[Panel, ...]:
-    """Draw a panel for each data set that has maps of both."""
-    result = []
+    """Return the typical heads of each data set that has maps of both, lettered, then every head of the layer."""
+    both = {}
     for data, found in group(measurements, data_of).items():
         own = {d.settings["attention"]: d for d in found if "maps" in d.values}
         if {"softmax", PAPER} <= own.keys():
-            maps = (typical(own["softmax"]), typical(own[PAPER]))
-            result.append(Panel(f"maps-panel-{data}", data, "key", "query", (), maps=maps))
-    return tuple(result)
+            both[data] = (own["softmax"], own[PAPER])
+    if not both:
+        return ()
+    layer = min(len(d.values["maps"]) for pair in both.values() for d in pair) - 1  # the last that all have
+    letters = iter("abcdefgh")
+    single, whole = [], []
+    for data, pair in both.items():
+        names = [d.settings["attention"] for d in pair]
+        chosen = [
+            map_of(d, layer, typical(d, layer), f"({next(letters)}) {name}")
+            for d, name in zip(pair, names, strict=True)
+        ]
+        heads = len(pair[0].values["locality"][layer])
+        every = [map_of(d, layer, head, name) for d, name in zip(pair, names, strict=True) for head in range(heads)]
+        title = f"{data}, layer {layer + 1}"
+        single.append(Panel(f"{TYPICAL}{data}", title, "key", "query", (), maps=tuple(chosen)))
+        whole.append(
+            Panel(f"maps-heads-{data}", f"{title}, every head", "key", "query", (), maps=tuple(every), across=heads)
+        )
+    return (*single, *whole)
 
 
 def data_of(measurement: Measurement) -> str:

@@ -1,9 +1,17 @@
 """Scaling: time and memory against the number of tokens (Figure 3)."""
 
+from dataclasses import replace
+
 from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import Chart, Lead, PageBlock, Section, Series, untested
-from fastmax_lab.report.page.results import Results
-from fastmax_lab.report.page.sections.scaling_break_even import break_even_table, even_claim, even_exceptions
+from fastmax_lab.report.page.results import Results, group
+from fastmax_lab.report.page.sections.scaling_break_even import (
+    alone_claim,
+    alone_table,
+    break_even_table,
+    even_claim,
+    even_exceptions,
+)
 from fastmax_lab.report.page.sections.scaling_cells import BOTH, FORWARD, cells_of, mask_name
 from fastmax_lab.report.page.sections.scaling_growth import (
     LINEAR,
@@ -21,52 +29,68 @@ from fastmax_lab.report.page.sections.scaling_memory import (
     memory_ratios,
     memory_table,
 )
-from fastmax_lab.report.page.words import times
+from fastmax_lab.report.page.sections.scaling_shapes import (
+    HALVES,
+    channels_finding,
+    heads_block,
+    heads_claim,
+    llama_block,
+)
+from fastmax_lab.report.page.words import listed, times
 
 NAME = "scaling"
 TITLE = "Scaling: time and memory against N (Figure 3)"
 EVEN32 = ("Table 2", "The break-even point of second-order Fastmax with D = 32 is N = 1024.")
 EVEN128 = ("Section 3.1", "With D = 128, Fastmax1 is ahead of softmax from N = 1400 on.")
-CLAIMS = (LINEAR, MASKED, MEMORY, EVEN32, EVEN128)
+CLAIMS = (LINEAR, MASKED, MEMORY, EVEN32, EVEN128, HALVES)
 
 
 def section(results: Results) -> Section:
-    measurements = sorted(results.get(NAME, []), key=lambda one: one.settings["head_dim"])
+    every = results.get(NAME, [])
+    grids = [one for one in every if "limit" in one.settings and "-heads" not in one.name]
+    measurements = sorted(grids, key=lambda one: one.settings["head_dim"])
     if not measurements:
         return Section(NAME, TITLE, claims=tuple(untested(*claim) for claim in CLAIMS))
     slopes = slope_table(measurements)
     linear, masked, memory = linear_claim(slopes), masked_claim(measurements), memory_claim(measurements)
-    even32 = even_claim(measurements, EVEN32, 32, "fastmax2", 1024)
+    alone = next((one for one in every if one.name == "forms-d32"), None)
+    even32 = alone_claim(alone, measurements, EVEN32, 1024)
+    halves = heads_claim(every)
     even128 = even_claim(measurements, EVEN128, 128, "fastmax1", 1400)
     s = measurements[0].settings
     intro = (
-        f"One attention block of {s['heads']} heads, fp32, random inputs, batch 1. Contestants take turns, best of "
-        f"{s['rounds']} rounds. vanilla is softmax by the plain formula, softmax PyTorch's fused kernel. A contestant stops "
-        f"where a call is expected to take over {s['longest']:g} s. An x above a figure marks the N from which on the N × N "
-        f"matrices of the plain formula exceed {s['limit'] / 2**30:g} GiB."
+        f"One attention block of {s['heads']} heads, fp32, random inputs, batch 1. Contestants take turns, best of the "
+        "rounds. vanilla is softmax by the plain formula, softmax PyTorch's fused kernel. A contestant stops "
+        f"where a call is expected to take over {_longest(measurements)}. An x above a figure marks the N from which on the "
+        f"N × N matrices of the plain formula exceed {s['limit'] / 2**30:g} GiB. Dotted lines grow as N and as N²."
     )
-    forward = [c for d in measurements for c in charts(d, FORWARD)]
-    leads = _leads(measurements)
+    leads, across = _leads(measurements), len(measurements)
     shown = [lead.chart.name for lead in leads]
-    both = [c for d in measurements for c in charts(d, BOTH) if c.name not in shown]
+    forward, both = ([chart(d, c, kind) for c in (False, True) for d in measurements] for kind in (FORWARD, BOTH))
+    both = [one for one in both if one.name not in shown]
     blocks = (
-        PageBlock("Forward", tuple(forward), linear.findings, (slopes,)),
-        PageBlock("Forward and backward", tuple(both), (), (), folded=True),
+        PageBlock(
+            "Forward", tuple(forward), (*linear.findings, channels_finding(measurements)), (slopes,), columns=across
+        ),
+        PageBlock("Forward and backward", tuple(both), (), (), folded=True, columns=across),
+        *llama_block(every),
+        *heads_block(every),
         PageBlock("Masked against unmasked", (), masked.findings, (masked_table(measurements),)),
         PageBlock(
             "Peak memory of forward and backward, unmasked",
             tuple(memory_chart(d) for d in measurements),
             memory.findings,
             (memory_growth(measurements), memory_ratios(measurements), memory_table(measurements)),
+            columns=across,
         ),
         PageBlock(
             "Break-even",
             (),
             (*even32.findings, *even128.findings, *even_exceptions(measurements)),
-            (break_even_table(measurements, FORWARD), break_even_table(measurements, BOTH)),
+            (*alone_table(alone), break_even_table(measurements, FORWARD), break_even_table(measurements, BOTH)),
         ),
     )
-    claims = (linear, masked, memory, even32, even128)
+    claims = (linear, masked, memory, even32, even128, halves)
     return Section(NAME, TITLE, intro, blocks, claims, _headline(measurements), leads)
 
 
@@ -79,24 +103,43 @@ def _leads(measurements: list[Measurement]) -> tuple[Lead, ...]:
     seconds = cells[-1]["seconds"]
     ratio = times(seconds["softmax"]["best"] / seconds["fastmax2"]["best"])
     said = f"With gradients, PyTorch's softmax kernel takes {ratio} the time of Fastmax2 at N = {cells[-1]['tokens']:,}"
-    return (Lead(charts(nearest, BOTH)[1], said),)
+    return (Lead(replace(chart(nearest, True, BOTH), small=False), said),)
 
 
-def charts(measurement: Measurement, kind: str) -> list[Chart]:
-    found = []
+def chart(measurement: Measurement, is_causal: bool, kind: str) -> Chart:
+    """Draw the times of one head dimension, with guides that grow as N and as N²."""
     d = measurement.settings["head_dim"]
-    for is_causal in (False, True):
-        cells = cells_of(measurement, is_causal, kind)
-        series = []
-        for name in cells[0]["seconds"]:
-            points = [(c["tokens"], c["seconds"][name]["best"] * 1e3) for c in cells if name in c["seconds"]]
-            missing = tuple(c["tokens"] for c in cells if c["absent"].get(name) == "memory")
-            x, y = zip(*points, strict=True) if points else ((), ())
-            series.append(Series(name, x, y, missing=missing[:1]))
-        name = f"scaling-{'backward' if kind == BOTH else 'forward'}-{mask_name(is_causal)}-d{d}"
-        title = f"D = {d}, {mask_name(is_causal)}"
-        found.append(Chart(name, title, "tokens N", f"{kind}, ms", tuple(series), True, True, 2))
-    return found
+    cells = cells_of(measurement, is_causal, kind)
+    series = []
+    for name in cells[0]["seconds"]:
+        points = [(c["tokens"], c["seconds"][name]["best"] * 1e3) for c in cells if name in c["seconds"]]
+        missing = tuple(c["tokens"] for c in cells if c["absent"].get(name) == "memory")
+        x, y = zip(*points, strict=True) if points else ((), ())
+        series.append(Series(name, x, y, missing=missing[:1]))
+    name = f"scaling-{'backward' if kind == BOTH else 'forward'}-{mask_name(is_causal)}-d{d}"
+    title = f"D = {d}, {mask_name(is_causal)}"
+    drawn = (*series, *_guides(series))
+    return Chart(name, title, "tokens N", f"{kind}, ms", drawn, True, True, 2, small=True)
+
+
+def _guides(series: list[Series]) -> list[Series]:
+    """Return a line below all others that grows as N, and one above all others that grows as N², within their range."""
+    points = [point for one in series for point in zip(one.x, one.y, strict=True)]
+    if len({x for x, _ in points}) < 2:
+        return []
+    (first, last), low = (end(x for x, _ in points) for end in (min, max)), min(y for _, y in points)
+    high = max(y for x, y in points if x == first)
+    top = min(last, first * (max(y for _, y in points) / high / 2) ** 0.5)  # where the guide leaves the frame
+    square = [] if top <= first else [Series("N²", (first, top), (2 * high, 2 * high * (top / first) ** 2), guide=True)]
+    return [Series("N", (first, last), (low / 2, low / 2 * last / first), guide=True), *square]
+
+
+def _longest(measurements: list[Measurement]) -> str:
+    by_limit = group(measurements, lambda one: one.settings["longest"])
+    if len(by_limit) == 1:
+        return f"{next(iter(by_limit)):g} s"
+    parts = [f"{limit:g} s (D = {listed([str(d.settings['head_dim']) for d in of])})" for limit, of in by_limit.items()]
+    return listed(parts)
 
 
 def _headline(measurements: list[Measurement]) -> str:

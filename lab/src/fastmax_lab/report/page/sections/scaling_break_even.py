@@ -80,6 +80,33 @@ def even_claim(measurements: list[Measurement], claim: tuple[str, str], d: int, 
     return Claim(*claim, verdict, f"faster than the plain formula {said}", notes, "scaling-break-even")
 
 
+def alone_claim(
+    alone: Measurement | None, measurements: list[Measurement], claim: tuple[str, str], paper: int
+) -> Claim:
+    """Judge the factorized form alone, which the paper's break-even speaks of; else the cheaper of the two forms."""
+    if alone is None:
+        return even_claim(measurements, claim, 32, "fastmax2", paper)
+    found = {name: break_even(alone.values["time"], "fastmax2", name) for name in SOFTMAX}
+    ends = {name: even for name, even in found.items() if even is not None}
+    if not ends:
+        return untested(*claim, "the factorized form was not measured beside softmax")
+    places = {_place(even, paper) for even in ends.values()}
+    said = "; ".join(f"{SOFTMAX[name]} {_even_words(even)}" for name, even in ends.items())
+    verdict = AGREES if places == {"as said"} else DIFFERS if places == {"later"} else PARTLY
+    notes = ("The factorized form alone is judged. A call takes the cheaper of both forms, so it is ahead earlier.",)
+    return Claim(*claim, verdict, f"factorized form alone: faster than {said}", notes, "scaling-form-alone")
+
+
+def alone_table(alone: Measurement | None) -> tuple[Table, ...]:
+    """Return the milliseconds of the factorized form alone beside those of softmax."""
+    if alone is None:
+        return ()
+    names = (*SOFTMAX, *ORDERS)
+    rows = tuple((c["tokens"], *(1e3 * c["seconds"][name]["best"] for name in names)) for c in alone.values["time"])
+    title = f"Milliseconds forward, unmasked, D = {alone.settings['head_dim']}, of Fastmax in its factorized form alone"
+    return (Table("scaling-form-alone", title, ("N", *names), rows, (",", *(".3f",) * len(names)), folded=False),)
+
+
 def _dense_up_to(cells: list[Cell], name: str, head_dim: int) -> int:
     """Return the longest N that was measured at which the dense form is the cheaper one; 0 if there is none."""
     dense = (c["tokens"] for c in cells if name in c["seconds"] and not is_factorized(c, name, head_dim))

@@ -28,7 +28,9 @@ def memory_chart(measurement: Measurement) -> Chart:
         )
         for name in dict.fromkeys(row["contestant"] for row in rows)
     ]
-    return Chart(f"scaling-memory-d{d}", f"D = {d}", "tokens N", "peak memory, MiB", tuple(series), True, True, 2)
+    return Chart(
+        f"scaling-memory-d{d}", f"D = {d}", "tokens N", "peak memory, MiB", tuple(series), True, True, 2, small=True
+    )
 
 
 def memory_table(measurements: list[Measurement]) -> Table:
