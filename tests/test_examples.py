@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+import torch
 
 from tests.support import EXAMPLES, example
 
@@ -67,3 +69,33 @@ def test_progress_without_rich(
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["training: step 0 of 20", "training: step 2 of 20"]
     assert len(lines) == 10
+
+
+def test_spoken_digits_are_heard_by_every_attention(tmp_path: Path) -> None:
+    """From sounds that are made up: espeak-ng is not needed."""
+    spoken = example("spoken_digits")
+    chance = torch.Generator().manual_seed(0)
+    sounds = torch.randn(4, spoken.RATE, generator=chance)
+    np.savez(tmp_path / "spoken_digits.npz", **{
+        f"{split}_{name}": of
+        for split in ("train", "test")
+        for name, of in (("sounds", (1000 * sounds).to(torch.int16).numpy()), ("digits", np.arange(4)))
+    })  # fmt: skip
+    kept, digits = spoken.clips(tmp_path)["test"]
+    assert (kept.shape, digits.tolist()) == ((4, spoken.RATE), [0, 1, 2, 3])
+    at_1000 = spoken.heard(kept, 1000, chance)
+    assert at_1000.shape == (4, 1000)
+    for name in ("fastmax1", "gated", "softmax"):
+        model = spoken.Listener(name, 1000, width=8, heads=2, layers=1)
+        assert model(at_1000).shape == (4, len(spoken.DIGITS))
+
+
+def test_spoken_digits_begin_later_and_stay_whole() -> None:
+    spoken = example("spoken_digits")
+    sounds = torch.zeros(8, spoken.RATE)
+    sounds[:, 0] = 1.0
+    moved = spoken.heard(sounds, spoken.RATE, torch.Generator().manual_seed(0))
+    starts = moved.argmax(1)
+    assert len(set(starts.tolist())) > 4
+    assert int(starts.max()) < spoken.RATE // 5
+    assert (moved.amax(1) > 0.25).all()

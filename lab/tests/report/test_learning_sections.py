@@ -284,6 +284,22 @@ def test_language_names_the_best() -> None:
     assert section.claims[0].number == "shakespeare, 128 tokens: +0.300 nats, standard error 0.000"
 
 
+def test_longer_trainings_have_a_block_and_curves_of_their_own() -> None:
+    short, long = spoken("softmax", 1.0), spoken("softmax", 0.5)
+    for d in long:
+        d.settings["steps"] = 90
+        noted = [[step, 2.0 + d.settings["seed"]] for step in range(1, 91)]
+        d.values.update(loss_curve=noted, gradient_norms=noted)
+    blocks = language.section({"language": [*short, *long]}).blocks
+    assert [block.title for block in blocks] == [
+        "shakespeare, 128 tokens, 9 steps",
+        "shakespeare, 128 tokens, 90 steps",
+    ]
+    assert [len(block.charts) for block in blocks] == [1, 3]
+    (series,) = blocks[1].charts[1].series
+    assert (len(series.x), series.x[:2], series.y[0], series.deviation[0]) == (45, (2.0, 4.0), 3.0, 1.0)
+
+
 def test_rates_at_the_edge_are_said() -> None:
     measurements = spoken("softmax", 1.0) + spoken(PAPER, 1.5, best=3.0) + spoken("fastmax4", 1.2, best=1.0)
     section = language.section({"language": measurements})

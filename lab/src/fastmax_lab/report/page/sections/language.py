@@ -1,6 +1,7 @@
 """Scale, order and decay of language models."""
 
 from dataclasses import replace
+from statistics import mean
 
 from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import (
@@ -27,6 +28,8 @@ REAL = ("shakespeare",)
 """Texts that were not generated. Generated ones do not decide the paper's claim."""
 RATES = 3
 """Learning rates that both must have been tried at; one more may have been tried beyond the best."""
+POINTS = 60
+"""Of a curve that is drawn."""
 EQUAL = 0.02
 """Nats per character that count as no difference."""
 
@@ -68,22 +71,36 @@ def _setup(measurement: Measurement) -> tuple[str, int, int]:
 
 
 def curves(found: list[Measurement], runs: dict[str, Tuned], name: str, where: str) -> tuple[Chart, ...]:
-    """Draw the smoothed training losses at each attention's best rate, mean and standard deviation over seeds."""
+    """Draw losses and gradient norms of the trainings at each attention's best rate, over seeds."""
+    kinds = (
+        ("loss_curve", "curves", f"{where}, smoothed", "training loss, nats"),
+        ("gradient_norms", "gradients", f"{where}, before clipping", "norm of the gradient"),
+    )
+    return tuple(
+        Chart(f"{name}-{ending}", title, "training steps", label, series, x_log=True, y_log=key == "gradient_norms")
+        for key, ending, title, label in kinds
+        if (series := _over_training(found, runs, key))
+    )
+
+
+def _over_training(found: list[Measurement], runs: dict[str, Tuned], key: str) -> tuple[Series, ...]:
+    """Return the mean and standard deviation over seeds of what was noted in trainings, at most `POINTS` of each."""
     series = []
     for attention, one in runs.items():
         own = [d for d in found if (d.settings["attention"], d.settings["lr"]) == (attention, one.rate)]
-        points = list(zip(*(d.values["loss_curve"] for d in own if "loss_curve" in d.values), strict=False))
+        points = list(zip(*(_fewer(d.values[key]) for d in own if key in d.values), strict=False))
         if points:
             steps = tuple(float(at[0][0]) for at in points)
-            mean, deviation = zip(*(spread([loss for _, loss in at]) for at in points), strict=True)
-            series.append(Series(attention, steps, mean, deviation))
-    if not series:
-        return ()
-    return (
-        Chart(
-            f"{name}-curves", f"{where}, smoothed", "training steps", "training loss, nats", tuple(series), x_log=True
-        ),
-    )
+            middle, deviation = zip(*(spread([value for _, value in at]) for at in points), strict=True)
+            series.append(Series(attention, steps, middle, deviation))
+    return tuple(series)
+
+
+def _fewer(points: list[list[float]]) -> list[tuple[float, float]]:
+    """Return the means of as many points in a row as leave no more than `POINTS`."""
+    size = -(-len(points) // POINTS)
+    parts = [points[i : i + size] for i in range(0, len(points), size)] if points else []
+    return [(part[-1][0], mean(value for _, value in part)) for part in parts]
 
 
 def _intro(measurements: list[Measurement]) -> str:
