@@ -24,6 +24,7 @@ USERS_OF_THE_LAB = CONVERSION | {
     "tools/site_hooks.py",
     "examples/char_lm.py",
     "examples/constant_memory.py",
+    "examples/spoken_digits.py",
 }
 """Outside of lab/, these alone import it. The other examples do so where they compare with it, inside a function."""
 
