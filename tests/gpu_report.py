@@ -10,7 +10,7 @@ import fastmax
 
 
 def line(passed: int, failed: int) -> str:
-    """What ran where, and with what result."""
+    """Return the line to report: what ran, where, and with what result."""
     facts = [f"fastmax {fastmax.__version__}", *_gpu(), f"torch {torch.__version__}", f"triton {_triton()}"]
     facts += [datetime.now(UTC).strftime("%Y-%m-%d"), f"{passed} passed", f"{failed} failed"]
     facts += ["no test ran on a GPU"] if passed == 0 else []

@@ -88,7 +88,7 @@ _plan: ContextVar[Plan] = ContextVar("plan", default=RULE)
 def forced(
     *, dense: bool | None = None, chunk: int | None = None, budget: int | None = None, tile: int | None = None
 ) -> Iterator[None]:
-    """How the two functions below cut the work: form, causal chunk, elements per feature tile, dense tile."""
+    """Set how the two functions below cut the work: form, causal chunk, elements per feature tile, dense tile."""
     form = None if dense is None else "dense" if dense else "factorized"
     token = _plan.set(Plan(form, chunk, tile, budget))
     try:

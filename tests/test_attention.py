@@ -131,7 +131,7 @@ def test_non_contiguous_and_expanded_inputs(backend: str) -> None:
 
 
 def test_heads_inside_tokens_stay_there(backend: str) -> None:
-    """(B, N, H, D) projections are what models pass: the transpose back must be free."""
+    """Pass projections (B, N, H, D) as models do: the transpose back must be free."""
     q, k, v = (randn(2, 9, 3, 4).transpose(1, 2).requires_grad_() for _ in range(3))
     o = fastmax_attention(q, k, v, backend=backend)
     assert o.transpose(1, 2).is_contiguous()
@@ -217,7 +217,7 @@ def test_empty_batch(backend: str) -> None:
 @pytest.mark.parametrize("scale", [1.0, 0.125])
 @pytest.mark.parametrize("spread", [0.05, 1e-3, 0.0])
 def test_keys_that_are_alike_lose_the_digits_that_the_faq_says(backend: str, spread: float, scale: float) -> None:
-    """(scale D)² roundings of the factorized form, unmasked; the same call in fp64 is exact to fp32."""
+    """Lose up to (scale D)² roundings in the factorized form, unmasked. The same call in fp64 is exact to fp32."""
     q, k, v = (randn(1, 1, 600, 64, dtype=torch.float32) for _ in range(3))
     k = k[:, :, :1] + spread * k
     exact = reference_attention(q.double(), k.double(), v.double(), scale=scale)

@@ -71,7 +71,7 @@ def test_a_full_disk_is_one_line() -> None:
 
 
 def test_a_package_that_imports_fastmax_loads_exported_programs(tmp_path: Path) -> None:
-    """`python -m mypackage` finds the ops registered, whatever the command line looks like."""
+    """Find the ops registered in `python -m mypackage`, whatever the command line looks like."""
     package = tmp_path / "mypackage"
     package.mkdir()
     (package / "__init__.py").write_text("import fastmax\n")

@@ -160,7 +160,7 @@ def test_no_decay_gives_the_bits_of_none(backend: str, order: int, dense: bool) 
 
 @st.composite
 def extreme(draw: st.DrawFn) -> Tensor:
-    """(1, 1, N): stretches of strong, of hardly any and of no decay."""
+    """Return (1, 1, N): stretches of strong, of hardly any and of no decay."""
     values, lengths = st.sampled_from([-50.0, -1e-7, -1.0, 0.0, -1e4, -80.0, -1e16, LOWEST]), st.integers(1, 300)
     kinds = draw(st.lists(st.tuples(values, lengths), min_size=1, max_size=4))
     return torch.cat([torch.full((1, 1, n), value) for value, n in kinds], -1)
@@ -265,7 +265,7 @@ def test_long_sequences_of_one_decay(backend: str, value: float) -> None:
 
 @each_form
 def test_the_future_does_not_leak(backend: str, dense: bool) -> None:
-    """What comes later may change the rounding, as the native kernel leaves out keys by the largest value, and no more."""
+    """Allow later tokens to change the rounding and no more: the native kernel leaves out keys by the largest value."""
     q, k, v = (randn(1, 2, 300, 8, dtype=torch.float32) for _ in range(3))
     log_decay = decays(2, 300, dtype=torch.float32, most=0.1)
     exact = reference_attention(q.double(), k.double(), v.double(), is_causal=True, log_decay=log_decay.double())

@@ -94,7 +94,7 @@ def test_the_gradient_of_one_scale_is_summed_before_it_is_rounded(
 @pytest.mark.parametrize("normalize", [True, "rms"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_huge_tokens_are_normalized_without_overflow(backend: str, dtype: torch.dtype, normalize: Any) -> None:
-    """|q| = 1e30: its square is no fp32 number, its direction is."""
+    """Normalize |q| = 1e30: its square is no fp32 number, its direction is."""
     q, k, v = (randn(2, 20, 8, dtype=dtype) for _ in range(3))
     huge = fastmax_attention(q * 2.0**100, k * 2.0**100, v, normalize=normalize, backend=backend)
     large = fastmax_attention(q * 2.0**20, k * 2.0**20, v, normalize=normalize, backend=backend)
@@ -106,7 +106,7 @@ def test_huge_tokens_are_normalized_without_overflow(backend: str, dtype: torch.
 
 
 class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-    """Which ops go by."""
+    """A recorder of the ops that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 class Ask(torch.overrides.TorchFunctionMode):
-    """Which functions are called."""
+    """A recorder of the functions that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ def _call(q: Tensor, k: Tensor, v: Tensor) -> Any:
 
 @pytest.mark.parametrize("more", [{}, {"is_causal": True}, {"order": 3}], ids=str)
 def test_a_default_device_of_the_users_own(backend: str, more: dict[str, Any]) -> None:
-    """What a backend allocates is where the tensors are."""
+    """Check that a backend allocates on the device of the tensors."""
     q, k, v = (randn(1, 2, 70, 4, grad=True) for _ in range(3))
     log_decay, mask = torch.full((2, 70), -0.1, dtype=torch.float64), torch.rand(70) > 0.2
     ends = torch.tensor([0, 30, 70])

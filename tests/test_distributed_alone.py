@@ -1,4 +1,4 @@
-"""Where no process group was started."""
+"""Distributed calls without a process group."""
 
 from typing import Any
 

@@ -112,7 +112,7 @@ def test_gradients_are_there_when_they_are_wanted() -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_sum_over_keys_is_kept_for_the_backward_pass(workers: int) -> None:
-    """Where it is small: the gradients are those of a pass that sums again; a causal pass needs every prefix of it."""
+    """Keep the sum if it is small. The gradients are those of a pass that sums again; a causal pass needs every prefix."""
     q, k, v, do = (torch.randn(1, 2, 200, 5, dtype=torch.float64) for _ in range(4))
     with threads(workers):
         for is_causal in (False, True):

@@ -25,7 +25,7 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, form: str, is_causal: bool, normalize: bool = True) -> Tensor:
-    """By the dense or the factorized form of the plain backend, or by what users get."""
+    """Compute attention by the dense or the factorized form of the plain backend, or as users get it."""
     if form == "auto":
         return cast(Tensor, fastmax_attention(q, k, v, is_causal=is_causal, normalize=normalize))
     with forced(dense=form == "dense"):
@@ -176,13 +176,13 @@ def factor(s: Tensor) -> float:
 
 
 def factor_bound(keys: int, limit: float) -> float:
-    """What |1 + s_l| / sum f(s) is at most, for |s| <= limit, 1 <= limit."""
+    """Return the largest |1 + s_l| / sum f(s) for |s| <= limit, 1 <= limit."""
     x = 1 + limit
     return 1 / sqrt(keys) if keys <= x**2 else 2 * x / (keys + x**2)
 
 
 def gradient_bound(keys: int, limit: float) -> float:
-    """What |do / ds_l| is at most, in units of max v - min v, for |s| <= limit, 1 <= limit."""
+    """Return the largest |do / ds_l|, in units of max v - min v, for |s| <= limit, 1 <= limit."""
     x = 1 + limit
     if keys < 3:
         return 0.25 * (keys - 1)

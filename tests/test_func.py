@@ -26,7 +26,7 @@ def _named(names: list[str], values: tuple[Tensor, ...]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_grad_and_jacrev(backend: str, name: str) -> None:
-    """Of every input, against autograd."""
+    """Compare the gradients of every input with autograd."""
     given = arguments()
 
     def f(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What can be said of GPUs without one: fake tensors, checks that wait for nothing, which backend runs."""
+"""Tests for GPUs that need none: fake tensors, checks that wait for nothing, the backend that runs."""
 
 import json
 import logging

@@ -41,7 +41,9 @@ LAYERS: list[list[set[str]]] = [
     [{"doctor"}],
     [{"__main__"}],
 ]
-"""From the bottom to the top. A module imports its own group and the layers below; groups of one layer not one another.
+"""The groups of modules from the bottom to the top. A module imports its own group and the layers below.
+
+Groups of one layer do not import one another.
 "fastmax" is the package itself, `fastmax/__init__.py`."""
 
 HEAVY = ("models", "distributed", "integrations")
@@ -66,7 +68,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[Import]:
-    """Of our own modules; `from a import b` is an import of a.b where that is a module."""
+    """Yield the imports of our modules. `from a import b` is an import of a.b where that is a module."""
     tree = ast.parse(path.read_text())
     lazy = {
         id(inner)

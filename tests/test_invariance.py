@@ -1,4 +1,4 @@
-"""What must not change the result: the future, padding, the cut of the work, a second call."""
+"""Things that must not change the result: the future, padding, the cut of the work, a second call."""
 
 import pytest
 import torch

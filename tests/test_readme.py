@@ -1,4 +1,4 @@
-"""What the README shows is what happens; tests/docs runs its blocks with those of the other pages."""
+"""The output of the README's blocks. tests/docs runs them with those of the other pages."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What every backend must compute: calls of all kinds, the definition in fp64 with autograd's gradients, and the comparison.
+"""The contract of every backend: calls of all kinds, the definition in fp64 with autograd's gradients, the comparison.
 
 A backend takes part by being in `fastmax.backends.NAMES`, once for each instruction set level if it has levels. Triton's
 takes part on a GPU, and in Triton's interpreter, in a process of its own.
@@ -75,7 +75,7 @@ class Variant(NamedTuple):
         )
 
     def precision(self, call: Call) -> torch.dtype | None:
-        """What products are rounded to where that is less than fp32: tensor cores take half precision as it is.
+        """Return the dtype that products are rounded to, if less than fp32: tensor cores take half precision as it is.
 
         So do the pairs of a CPU in the dense form; where there are states or decays it has none.
         """
@@ -224,7 +224,7 @@ class _Divided(torch.autograd.Function):
 
 
 class _Fading(NamedTuple):
-    """What keys, queries and states fade by over one sequence, in fp64."""
+    """The factors by which keys, queries and states fade over one sequence, in fp64."""
 
     pairs: Tensor  # (B, Hkv, N, N), of key j at query i >= j
     since_start: Tensor  # (B, Hkv, N), of a state at each query
@@ -234,7 +234,7 @@ class _Fading(NamedTuple):
 
 
 def _products(log_decay: Tensor) -> _Fading:
-    """By multiplying the factors of tokens, one by one."""
+    """Multiply the factors of tokens, one by one."""
     factors = log_decay.double().exp()
     tokens = factors.shape[-1]
     row = torch.arange(-1, tokens, device=factors.device)  # from a query in front of all tokens on
@@ -245,7 +245,7 @@ def _products(log_decay: Tensor) -> _Fading:
 
 
 def _differences(log_decay: Tensor) -> _Fading:
-    """By differences of sums, and with gradients as backends have them.
+    """Take differences of sums, with gradients as backends have them.
 
     A decay of rows does not change a quotient, however rounded, but the denominator itself.
     """
@@ -314,7 +314,7 @@ def _definition(call: Call, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _masks(call: Call) -> list[Tensor]:
-    """What dropout multiplies the features, or the tokens, of queries and keys by; nothing without it."""
+    """Return the factors of dropout on the features, or the tokens, of queries and keys; an empty list without dropout."""
     mode, rate, seed = call.dropout_mode, call.options.dropout_p, call.dropout_seed
     if mode is None or seed is None:
         return []
@@ -338,7 +338,7 @@ def _sequences(call: Call) -> list[tuple[slice, slice]]:
 
 
 def tokens(layout: str, batch: int, heads: int, n: int, channels: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """(batch, heads, n, channels) in memory as `layout` says."""
+    """Return tokens (batch, heads, n, channels) in memory as `layout` says."""
     if layout == "heads inside":
         return randn(batch, n, heads, channels, dtype=dtype).transpose(1, 2)
     if layout == "channels outside":

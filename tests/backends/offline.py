@@ -79,7 +79,7 @@ class Launched(NamedTuple):
 
 
 class FakeDriver:
-    """What Triton asks of a GPU before it launches."""
+    """A driver that answers what Triton asks of a GPU before it launches."""
 
     def __init__(self, arch: str) -> None:
         self._target = TARGETS[arch]

@@ -90,7 +90,7 @@ def _remember_types() -> None:
 
 
 def _remember_type_checks() -> None:
-    """What an operation on two tensors casts them to; numpy broadcasts them."""
+    """Cache the dtypes to which an operation casts two tensors; numpy broadcasts them."""
     semantic = type(_semantic)
     check = semantic.binary_op_type_checking_impl
     found: dict[Any, Any] = {}

@@ -36,7 +36,7 @@ def keys(kind: str, tokens: int) -> Tensor:
 
 
 def errors(form: str, kind: str, is_causal: bool, scale: float) -> dict[str, float]:
-    """Of each result, the norm of its error over its own; over that of the values or output gradients where it is zero."""
+    """Return for each result the norm of its error, divided by the norm of the result if that is above 1."""
     torch.manual_seed(3)
     queries = 3 if kind == "few" and is_causal else TOKENS
     q, k = torch.randn(1, 1, queries, DIM).bfloat16(), keys(kind, 3 if kind == "few" else TOKENS)

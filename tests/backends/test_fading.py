@@ -97,7 +97,7 @@ def test_a_huge_value_is_seen_from_afar(far: float, is_causal: bool) -> None:
 
 @DIRECTIONS
 def test_a_gradient_of_one_output_reaches_back(is_causal: bool) -> None:
-    """Where most outputs have no gradient, the small gradients of values far away are all that these have."""
+    """Give most outputs no gradient: then values far away have only small gradients."""
     q, k, v = (randn(1, 1, 200, 8, dtype=torch.float32) for _ in range(3))
     do = torch.zeros(1, 1, 200, 8)
     do[:, :, -1] = 1

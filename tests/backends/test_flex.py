@@ -41,7 +41,7 @@ def by_formula(
     q: Tensor, k: Tensor, v: Tensor, *, score_mod: Callable[..., Tensor], block_mask: Any, scale: float, enable_gqa: bool,
     return_aux: Any,
 ) -> tuple[Tensor, Any]:  # fmt: skip
-    """What FlexAttention is defined to compute, with gradients."""
+    """Compute with gradients what FlexAttention is defined to compute."""
     assert return_aux.lse
     groups = q.shape[1] // k.shape[1]
     assert enable_gqa == (groups > 1)

@@ -1,4 +1,4 @@
-"""What is the native kernels' own: their boundary, layouts, conversions, memory, long sums, and what they refuse."""
+"""Properties of the native kernels alone: their boundary, layouts, conversions, memory, long sums, and what they refuse."""
 
 import ctypes
 import math
@@ -316,7 +316,7 @@ def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def kernel_layout() -> str:
-    """What the compiled kernels say of their side of the boundary."""
+    """Return the layout that the compiled kernels report for their side of the boundary."""
     found = find_spec("fastmax.backends.native._kernels")
     assert found is not None
     layout = ctypes.CDLL(found.origin).fm_layout

@@ -92,7 +92,7 @@ def call_of(case: Case, dim: int, value_dim: int) -> Call:
 
 
 def every_combination(form: str) -> Iterator[Case]:
-    """Of what the kernels that multiply are compiled for; normalization and scale, which they are not, take turns."""
+    """Yield all combinations that kernels with products are compiled for. Normalization and scale take turns."""
     dense = form == "dense"
     number = 0
     for order, is_causal, dtype in product((1, 2, 3, 4) if dense else (1, 2), (True, False), (SINGLE, BRAIN, HALF)):

@@ -99,7 +99,7 @@ def test_what_else_kernels_are_compiled_for(case: str, dtype: str) -> None:
 
 @pytest.mark.slow
 def test_launches_variants_and_memory() -> None:
-    """Of bf16 on no device: without a mask or a state PyTorch launches nothing itself, and no tensor of ones is made."""
+    """Call in bf16 on no device: without a mask or a state PyTorch launches nothing itself, and no tensor of ones is made."""
     plain, odd, longer, packed, many = told("sm_80", "--count")
     assert [plain["forward"]["launches"], plain["backward"]["launches"]] == [7, 12]
     assert [packed["forward"]["launches"], packed["backward"]["launches"]] == [7, 12]

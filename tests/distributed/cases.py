@@ -77,7 +77,7 @@ class Case:
         return tensors, mask if self.masked else None, do.to(self.dtype), d_state.to(self.dtype)
 
     def call(self, tensors: dict[str, Tensor], mask: Tensor | None, group: ProcessGroup | None = None) -> Any:
-        """By one process, or by the rank of a group."""
+        """Run the case in one process, or on the rank of a group."""
         arguments: dict[str, Any] = {
             "is_causal": self.is_causal,
             "order": self.order,
@@ -136,7 +136,7 @@ def _differentiated(
 
 
 def joined(shards: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """What the ranks found, put together; what they all must have alike is compared."""
+    """Join the results of the ranks, and compare those that all ranks must have alike."""
     found = {}
     for name in shards[0]:
         parts = [part[name] for part in shards]

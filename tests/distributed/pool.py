@@ -17,7 +17,7 @@ TIMEOUT = timedelta(minutes=10)  # the machine may be busy with other things
 
 
 class RankError(Exception):
-    """What a rank raised, in its own words."""
+    """An error that a rank raised, with its message."""
 
 
 class Pool:

@@ -1,4 +1,4 @@
-"""What ranks exchange: the scan and its adjoint, and refusals that reach every rank."""
+"""The exchange between ranks: the scan and its adjoint, and refusals that reach every rank."""
 
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ SHAPE = (2, 3, 4, 5)
 
 
 def elements(world: int, decays: bool, resets: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Of all ranks: states, decays, and the gradients of what arrives."""
+    """Return for all ranks states, decays, and the gradients of what arrives."""
     torch.manual_seed(1)
     states, grads, decay = randn(world, *SHAPE), randn(world, *SHAPE), -randn(world, *SHAPE[:2]).abs()
     if resets:
@@ -70,7 +70,7 @@ def test_the_scan_that_receives_less_is_taken() -> None:
 
 
 def twice(group: ProcessGroup, case: Case) -> bool:
-    """Whether two runs of a case give the same bits."""
+    """Check that two runs of a case give the same bits."""
     first, second = shard(group, case), shard(group, case)
     return all(torch.equal(first[name], second[name]) for name in first)
 
@@ -85,7 +85,7 @@ def test_equal_inputs_equal_bits(pool: Pool, is_causal: bool) -> None:
 
 
 def refused(group: ProcessGroup, function: Any) -> str:
-    """What a rank is told."""
+    """Return the error message that a rank gets."""
     try:
         function(group)
     except (ValueError, TypeError) as error:

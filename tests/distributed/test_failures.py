@@ -20,7 +20,7 @@ PATIENCE = 300  # seconds until a test gives up: the machine may be busy
 
 
 def lonely(rank: int, store: str, timeout: float, *more: str, inside: str | None = None) -> "subprocess.Popen[str]":
-    """`inside` is a network namespace."""
+    """Start a rank, in the network namespace `inside` if there is one."""
     prefix = [] if inside is None else ["ip", "netns", "exec", inside]
     arguments = ["-m", "tests.distributed.lonely", str(rank), store, str(timeout), *more]
     environment = os.environ | ({} if inside is None else {"GLOO_SOCKET_IFNAME": "cable"})

@@ -25,7 +25,7 @@ def blocks_that_run(page: str) -> list[str]:
 
 
 def tiny_language_model(folder: Path) -> dict[str, Any]:
-    """What the pages on Hugging Face have from the reader: a model, a prompt, text to learn from."""
+    """Return what the reader brings to the pages on Hugging Face: a model, a prompt, text to learn from."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=32,

@@ -78,7 +78,7 @@ def test_formulas_become_mathml() -> None:
 
 
 def test_every_formula_of_the_pages_is_understood() -> None:
-    """What latex2mathml does not know it writes out as text, backslash and all."""
+    """Find no backslash in the output: latex2mathml writes commands that it does not know as text."""
     from latex2mathml.converter import convert
 
     for path in (ROOT / "docs").glob("*.md"):

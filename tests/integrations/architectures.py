@@ -46,7 +46,7 @@ _SMALL = {
     "num_local_experts": 4,
     "moe_intermediate_size": 16,
 }
-"""Of these a config takes the fields that it has."""
+"""Small sizes; each config takes the fields that it has."""
 
 
 @dataclass(frozen=True)

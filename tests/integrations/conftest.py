@@ -1,4 +1,4 @@
-"""What the tests of the integrations have: the registered names, and quiet libraries."""
+"""Fixtures of the tests of the integrations: the registered names, and quiet libraries."""
 
 from collections.abc import Iterator
 

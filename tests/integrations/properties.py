@@ -1,4 +1,4 @@
-"""What must hold of every architecture that runs Fastmax, as figures: for tests and for the table in the documentation."""
+"""Figures that must hold of every architecture that runs Fastmax: for tests and for the table in the documentation."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def oracle_outputs(architecture: Architecture, inputs: dict[str, Tensor], dtype:
 
 
 def moved_by_padding(model: PreTrainedModel, inputs: dict[str, Tensor]) -> float:
-    """How much the outputs of tokens that count change if the others hold something else."""
+    """Return the change of the outputs of tokens that count if the other tokens differ."""
     mask = inputs["attention_mask"].bool()
     other = {**inputs, "input_ids": torch.where(mask, inputs["input_ids"], 7)}
     a, b = outputs(model, inputs), outputs(model, other)
@@ -51,7 +51,7 @@ def moved_by_padding(model: PreTrainedModel, inputs: dict[str, Tensor]) -> float
 
 
 def weights_without_gradient(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[str]:
-    """Of the projections of attention modules: those of which some output gets no gradient."""
+    """Return the projections of attention modules that have an output without gradient."""
     model.zero_grad()
     torch.autograd.backward(_main(model(**inputs)).square().sum())
     found = []

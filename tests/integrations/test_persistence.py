@@ -1,4 +1,4 @@
-"""What is saved comes back, exactly; where fastmax is missing, it does not come back as softmax."""
+"""Saved models come back exactly; if fastmax is missing, they do not come back as softmax."""
 
 import json
 import subprocess

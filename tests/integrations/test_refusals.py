@@ -1,4 +1,4 @@
-"""What Fastmax cannot honour is refused by its name, with the way out."""
+"""Refusals of what Fastmax cannot honour: by name, with the way out."""
 
 from typing import Any
 

@@ -10,7 +10,7 @@ from fastmax.nn.masks import recognise
 
 
 def meaning(keep: Tensor | None, is_causal: bool, batch: int, heads: int, queries: int, keys: int) -> Tensor:
-    """(B, heads, Nq, Nk), True where attention is allowed."""
+    """Return (B, heads, Nq, Nk), True where attention is allowed."""
     allowed = torch.ones(batch, heads, queries, keys, dtype=torch.bool)
     allowed = allowed.tril() if is_causal else allowed
     return allowed if keep is None else allowed & keep
@@ -25,7 +25,7 @@ def written(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 @st.composite
 def masks(draw: st.DrawFn) -> tuple[Tensor, bool, bool]:
-    """What is allowed, as (B, heads, Nq, Nk); whether one (Nq, Nk) says it all; and the padding, if any, on its own."""
+    """Draw a mask of what is allowed, (B, heads, Nq, Nk), and two flags: one (Nq, Nk) suffices, there is padding."""
     batch, heads, queries, keys = (draw(st.integers(1, n)) for n in (3, 3, 5, 5))
     per_head = draw(st.booleans())
     keep = torch.tensor(draw(st.lists(st.booleans(), min_size=batch * heads * keys, max_size=batch * heads * keys)))

@@ -51,7 +51,7 @@ MODES: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
 
 
 def encoder_layer(m: nn.TransformerEncoderLayer, x: Tensor, allowed: Tensor) -> Tensor:
-    """By hand."""
+    """Compute an encoder layer by hand."""
 
     def attend(x: Tensor) -> Tensor:
         return oracle(m.self_attn, x, x, x, allowed)[0]

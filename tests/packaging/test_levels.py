@@ -1,4 +1,4 @@
-"""Which instruction set levels a build has, and that each level of the wheel is right."""
+"""The instruction set levels of a build, and the results of each level of the wheel."""
 
 import platform
 import subprocess

@@ -115,7 +115,7 @@ def test_decoding_is_the_causal_attention(
 )
 @settings(max_examples=60)
 def test_pieces_equal_the_whole(cuts: list[int], kind: str, padded: bool, graded: bool, seed: int) -> None:
-    """By steps and updates of any number of tokens; what is left behind is the state of the attention."""
+    """Take steps and updates of any number of tokens. They leave the state of the attention behind."""
     torch.manual_seed(seed)
     leaves = [*tokens(), decays(kind)]
     leaves = [x.requires_grad_(graded) for x in leaves]
@@ -221,7 +221,7 @@ def test_an_older_state_fades_by_the_younger_ones_total(kind: str, split: int) -
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_the_step_of_the_contract(order: int) -> None:
-    """What is written beside the recent tokens, and where: zeros for a key that does not count."""
+    """Check what is written beside the recent tokens, and where: zeros for a key that does not count."""
     q, k, v = tokens(count=1)
     mask = torch.tensor([[True], [False], [True]])
     log_decay = torch.where(mask.unsqueeze(1), decays("mild", 1), torch.nan)

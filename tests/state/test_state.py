@@ -59,7 +59,7 @@ class Fused:
         log_decay: Tensor | None,
         **options: Any,
     ) -> decode.Step:
-        """By the letter of the contract, and overwriting memory without autograd's knowledge."""
+        """Follow the contract literally, and overwrite memory without autograd's knowledge."""
         assert q.shape == (B, HQ, 1, D)
         assert total is None or total.is_contiguous()
         assert recent_k.is_contiguous()

@@ -1,4 +1,4 @@
-"""Whoever watches a state gets to see all of it, and what was kept of it does not change."""
+"""Autograd and tracers see every operation on a state, and tensors that they keep do not change."""
 
 import copy
 import pickle
@@ -81,7 +81,7 @@ def test_pending_negations_are_seen(count: int) -> None:
 
 
 def test_function_transforms() -> None:
-    """Where the step neither starts nor writes the sum, which is the op's work."""
+    """Step where the sum is neither started nor written, which is the op's work."""
     state = filled(40)
     q, k, v = token()
 

@@ -1,4 +1,4 @@
-"""What defines each attention, against the formula of its paper written out for small sizes."""
+"""Definitions of the attentions, each against the formula of its paper at small sizes."""
 
 from math import sqrt
 
@@ -165,7 +165,7 @@ def test_reformer_with_enough_hashes_is_full_attention() -> None:
 @pytest.mark.parametrize("chunk", [3, 5, 24])
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_reformer_by_its_definition(chunk: int, rounds: int) -> None:
-    """Which pairs meet, by loops over tokens; their union is what a token sees."""
+    """Find by loops over tokens the pairs that meet. A token sees their union."""
     q, k, v = qkv()
     layer = Reformer(head_dim=8, num_heads=3, max_length=24, rounds=rounds, chunk=chunk, buckets=4).eval()
     bucket = layer._bucket(q, None)

@@ -1,4 +1,4 @@
-"""What holds of every attention: shapes, padding that is never seen, gradients, short and odd lengths, repeatability."""
+"""Properties of every attention: shapes, padding that is never seen, gradients, short and odd lengths, repeatability."""
 
 import pytest
 import torch
@@ -96,7 +96,7 @@ def test_a_sequence_of_padding_alone_is_finite(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients(name: str) -> None:
-    """By finite differences; the choices of Reformer and Informer are constant in between."""
+    """Compare with finite differences. The choices of Reformer and Informer are constant in between."""
     q, k, v = (randn(1, HEADS, 11, D, grad=True) for _ in range(3))
     layer = made(name)
     mask = masked([9], 11)

@@ -212,7 +212,7 @@ def test_the_student_is_saved_and_generates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("stage", "step"), [("transfer", 5), ("transfer", 8), ("distill", 3)])
 def test_an_interrupted_conversion_goes_on(tmp_path: Path, stage: str, step: int) -> None:
-    """From the last file, to the same student and the same report."""
+    """Resume from the last file, and get the same student and the same report."""
     stop = stopping_at(stage, step)
     path = tmp_path / "deep" / "state.safetensors"
     options = {"decay": "gated", **SHORT}

@@ -73,7 +73,7 @@ def test_members_of_archive_and_folder_agree(tmp_path: Path) -> None:
 
 
 def test_sizes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the headers, before anything is written or read."""
+    """Refuse by the headers, before anything is written or read."""
     archive = tar(tmp_path / "a.tar.gz", {"one": bytes(600), "two": bytes(600)})
     with pytest.raises(ValueError, match=r"more than 1.2e-06 GB, which is the limit"):
         archives.unpack(archive, tmp_path / "data", max_bytes=1199)

@@ -1,4 +1,4 @@
-"""What goes wrong in a long reproduction: trainings that diverge, settings that change, kills, other processes."""
+"""Trouble in a long reproduction: trainings that diverge, settings that change, kills, other processes."""
 
 import json
 from collections.abc import Callable

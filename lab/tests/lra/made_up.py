@@ -64,7 +64,7 @@ def main(arguments: list[str], run: Callable[[list[str]], int] = cli.main) -> in
 
 
 def _threads() -> list[str]:
-    """Of this process, those of other languages too, where the system tells."""
+    """Return the names of the threads of this process, not of Python alone, where the system reports them."""
     return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
 
 

@@ -1,4 +1,4 @@
-"""What all tasks have in common: their shapes, what they refuse, and what they say is missing."""
+"""Properties of all tasks: their shapes, what they refuse, and what they report as missing."""
 
 from pathlib import Path
 

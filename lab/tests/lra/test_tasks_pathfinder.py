@@ -48,7 +48,7 @@ def test_turns_before_anything_is_in_the_way() -> None:
 
 
 def test_contours_do_not_touch(scenes: Scenes) -> None:
-    """By exact distances, where the generator looks at pixels: half a diagonal of a pixel is what that may cost."""
+    """Measure exact distances. The generator looks at pixels, which may differ by half a diagonal of a pixel."""
     contours, distractors = scenes
     along = np.linspace(0, DASH, 9)
     long = contours.at(along).reshape(len(contours.tails), 2, -1)

@@ -37,7 +37,7 @@ def _tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(*arguments: str, rank: int = 0, world: int = 1, port: int = 0) -> subprocess.Popen[str]:
-    """`fastmax-lab lra` on made-up data in a process of its own."""
+    """Run `fastmax-lab lra` on made-up data in a separate process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, PATHS))}
     if world > 1:
         environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}

@@ -26,7 +26,7 @@ STORED = Path(__file__).parents[2] / "results" / "exactness.jsonl"
 
 
 def bound(changes: dict[str, float]) -> Claim:
-    """Of one N with the paper's bound at 1; everything is 0.5 or 0 unless it is changed."""
+    """Return the claim for one N with the paper's bound at 1. Everything is 0.5 or 0 unless it is changed."""
     names = [f"{premise}, {case}" for premise in (exactness.PREMISE, exactness.COMPUTED) for case in ("drawn", "worst")]
     row: dict[str, Any] = {"tokens": 8, "paper": 1.0, "sharp": 0.8}
     row |= {"largest": dict.fromkeys(names, 0.5), "most": dict.fromkeys(names, 0.5), "least": dict.fromkeys(names, 0.0)}

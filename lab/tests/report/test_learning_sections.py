@@ -158,7 +158,7 @@ def test_panels_have_every_weight_of_the_json() -> None:
 
 
 def dropped(mode: str, rate: float, losses: tuple[float, ...], **settings: Any) -> list[Measurement]:
-    """By seed, the loss at the end of a curve that was at 0.5."""
+    """Return runs by seed with the loss at the end of a curve that was at 0.5."""
     own = {"mode": mode, "rate": rate, "data": "mnist", "examples": 10, "tested": 10, "steps": 20} | settings
     return [
         record(
@@ -233,7 +233,7 @@ def test_dropout_of_two_budgets_is_not_mixed() -> None:
 
 
 def run(name: str, lr: float, seed: int, value: float, **settings: Any) -> Measurement:
-    """Of language if it has tokens, else of the Long Range Arena."""
+    """Return a run of language if it has tokens, else one of the Long Range Arena."""
     own = {"attention": name, "lr": lr, "seed": seed, "steps": 9, "layers": 1, "width": 8, "heads": 1, "batch": 4}
     dev = {"test": {"accuracy": value, "examples": 2000}, "dev_accuracy": value, "val_loss": value}
     return record(own | settings, dev)
@@ -312,7 +312,7 @@ def test_rates_at_the_edge_are_said() -> None:
 
 
 def settings_of(gaps: dict[str, tuple[float, ...]]) -> list[Measurement]:
-    """By seed, from softmax at 30 %; in points."""
+    """Return runs by seed, in points from softmax at 30 %."""
     values = {"softmax": (0.0,) * 3} | gaps
     return [
         run(name, 1.0, seed, (30 + value) / 100, task="image", length=64)

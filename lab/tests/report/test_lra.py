@@ -282,7 +282,7 @@ def test_runs_at_chance_level_are_listed_with_their_length() -> None:
 
 
 def test_speed_against_accuracy() -> None:
-    """Of each task the runs of equal steps that most attentions have, unless all guess; means where the steps are equal."""
+    """Take for each task the runs of equal steps that most attentions have, and means over these; none at chance level."""
 
     def timed(task: str, seconds: float) -> Measurement:
         names = ("vanilla", "softmax", "fastmax1", "linear", "fastmax2")
