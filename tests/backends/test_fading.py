@@ -166,3 +166,9 @@ def test_the_form_by_reach_needs_decays() -> None:
     call = make(q, q, q)
     with pytest.raises(ValueError, match=r"3 \(by reach\)"):
         native.forward(call, Plan(form="by_reach"))
+
+
+@DIRECTIONS
+def test_no_tokens(is_causal: bool) -> None:
+    inputs = [*(randn(1, 2, 0, 4, dtype=torch.float32) for _ in range(3)), torch.zeros(1, 2, 0)]
+    check(inputs, randn(1, 2, 0, 4, dtype=torch.float32), is_causal=is_causal)
