@@ -46,6 +46,9 @@ LAYERS: list[list[set[str]]] = [
 Groups of one layer do not import one another.
 "fastmax" is the package itself, `fastmax/__init__.py`."""
 
+WITHIN_A_BACKEND = ("Part", "Sums", "Tile", "Work")
+"""Classes that several backends have by one name, for the same job. Backends never import one another."""
+
 HEAVY = ("models", "distributed", "integrations")
 OPTIONAL = (
     "accelerate", "rich", "tyro", "PIL", "triton", "transformers", "safetensors", "peft", "trl", "onnx",
@@ -174,3 +177,17 @@ def test_importing_fastmax_imports_no_extra() -> None:
     assert "fastmax.api" in imported
     unwanted = {*OPTIONAL, *(f"fastmax.{name}" for name in HEAVY)}
     assert not imported & unwanted
+
+
+def test_no_two_classes_share_a_name() -> None:
+    places: dict[str, set[str]] = {}
+    for folder in ("src", "lab/src"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            place = path.relative_to(REPOSITORY / folder).as_posix()
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef):
+                    by_backend = place.startswith("fastmax/backends/") and node.name in WITHIN_A_BACKEND
+                    places.setdefault(node.name, set()).add("a backend" if by_backend else place)
+    assert len(places) > 200
+    shared = {name: sorted(found) for name, found in places.items() if len(found) > 1}
+    assert not shared, shared

@@ -48,40 +48,25 @@ class Dropout:
         words = _mix(torch.arange(features, device=seed.device) - root).to(torch.int32)
         return Dropout(mode, rate, tokens.to(torch.int32), (tokens >> 32).to(torch.int32) | 1, words)
 
-    def of_heads(self, batch: slice, heads: slice) -> "Dropout":
-        """Return the masks of some heads."""
-        return replace(self, add=self.add[batch, heads], multiply=self.multiply[batch, heads])
-
-    def part(self, batch: slice, heads: slice, start: int) -> "Part":
-        """Return the masks of some heads, for tokens counted from `start`."""
-        return Part(self, self.add[batch, heads], self.multiply[batch, heads], start)
-
-
-@dataclass(frozen=True)
-class Part:
-    """The masks of a part of one side."""
-
-    whole: Dropout
-    add: Tensor
-    multiply: Tensor
-    start: int
+    def of_heads(self, batch: slice, heads: slice, tokens: slice = slice(None)) -> "Dropout":
+        """Return the masks of some heads and tokens."""
+        return replace(self, add=self.add[batch, heads, tokens], multiply=self.multiply[batch, heads, tokens])
 
     @property
     def drops_tokens(self) -> bool:
-        return self.whole.mode == "1d"
+        return self.mode == "1d"
 
-    def tokens(self, a: int, b: int, dtype: torch.dtype) -> Tensor:
+    def token_factors(self, a: int, b: int, dtype: torch.dtype) -> Tensor:
         """Return the factors on the tokens a:b, (B, H, b - a, 1)."""
         return self._multipliers(slice(0, 1), a, b, dtype).mT
 
-    def features(self, rows: slice, a: int, b: int, dtype: torch.dtype) -> Tensor:
+    def feature_factors(self, rows: slice, a: int, b: int, dtype: torch.dtype) -> Tensor:
         """Return the factors on these features of the tokens a:b, (B, H, rows, b - a)."""
         return self._multipliers(rows, a, b, dtype)
 
     def _multipliers(self, rows: slice, a: int, b: int, dtype: torch.dtype) -> Tensor:
-        tokens = slice(a + self.start, b + self.start)
-        add, multiply = (x[..., None, tokens] for x in (self.add, self.multiply))
-        return factors(self.whole.features[rows, None], add, multiply, self.whole.rate, dtype)
+        add, multiply = (x[..., None, a:b] for x in (self.add, self.multiply))
+        return factors(self.features[rows, None], add, multiply, self.rate, dtype)
 
 
 def factors(features: Tensor, add: Tensor, multiply: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
@@ -115,12 +100,12 @@ def multipliers(
     heads = lead[-1] if lead else 1
     shape = torch.Size((prod(lead[:-1]), heads, tokens, head_dim))
     features = feature_count(head_dim, order)
-    whole = Dropout.of(mode, rate, seed, side, shape, features).part(slice(None), slice(None), 0)
+    whole = Dropout.of(mode, rate, seed, side, shape, features)
     if mode == "1d":
-        return whole.tokens(0, tokens, torch.float64).reshape(*lead, tokens, 1)
+        return whole.token_factors(0, tokens, torch.float64).reshape(*lead, tokens, 1)
     result = torch.ones(*shape[:2], features, tokens, dtype=torch.float64, device=seed.device)
     rows = dropped_rows(mode, head_dim, order)
-    result[:, :, rows] = whole.features(rows, 0, tokens, torch.float64)
+    result[:, :, rows] = whole.feature_factors(rows, 0, tokens, torch.float64)
     return result.mT.reshape(*lead, tokens, features)
 
 

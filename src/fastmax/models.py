@@ -96,7 +96,7 @@ class BlockState:
     before: Tensor | None  # the last inputs of the convolution, (B, taps - 1, E)
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention, then a two-layer perceptron, each after a LayerNorm and added to its input."""
 
     def __init__(self, c: LMConfig, attention: type[FastmaxAttention], window: int | None) -> None:
@@ -161,7 +161,7 @@ class FastmaxLM(nn.Module):
         self.config = config
         self.tokens = nn.Embedding(config.vocabulary, config.width)
         windows = [config.window if i in config.window_layers else None for i in range(config.layers)]
-        self.blocks = nn.ModuleList(Block(config, attention, window) for window in windows)
+        self.blocks = nn.ModuleList(DecoderBlock(config, attention, window) for window in windows)
         self.norm = nn.LayerNorm(config.width)
         nn.init.normal_(self.tokens.weight, std=1 / sqrt(config.width))
 

@@ -196,7 +196,7 @@ def test_borders(lengths: list[int], cut: list[int]) -> None:
     ends = (0, *sorted(min(c, total) for c in cut), total)
     owner = [i for i, (a, b) in enumerate(pairwise(ends)) for _ in range(a, b)]
     for start, stop in layout.spans(lengths):
-        found = layout.packed(layout.Span(start, stop), ends)
+        found = layout.packed(layout.TokenSpan(start, stop), ends)
         inside = owner[start:stop]
         left = owner[start] if 0 < start < total and owner[start - 1] == owner[start] else None
         right = owner[stop] if 0 < stop < total and owner[stop - 1] == owner[stop] else None

@@ -25,18 +25,18 @@ class Shard:
         return slice(1 if self.head else 0, len(self.sequences))
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """The tokens from `start` up to `stop` of all."""
 
     start: int
     stop: int
 
 
-def spans(lengths: list[int]) -> list[Span]:
+def spans(lengths: list[int]) -> list[TokenSpan]:
     """Return the span of each rank for contiguous shards of these lengths."""
     found, start = [], 0
     for length in lengths:
-        found.append(Span(start, start + length))
+        found.append(TokenSpan(start, start + length))
         start += length
     return found
 
@@ -46,7 +46,7 @@ def whole(tokens: int) -> Shard:
     return Shard(tokens, tokens, tokens, through=True)
 
 
-def packed(span: Span, ends: Ends) -> Shard:
+def packed(span: TokenSpan, ends: Ends) -> Shard:
     start, stop = span
     left, right = (_sequence_across(place, ends) for place in span)
     head = 0 if left is None else min(stop, ends[left + 1]) - start
@@ -55,13 +55,13 @@ def packed(span: Span, ends: Ends) -> Shard:
     return Shard(stop - start, head, tail, left is not None and left == right, here, local_ends(span, ends, here))
 
 
-def present(span: Span, ends: Ends) -> tuple[int, ...]:
+def present(span: TokenSpan, ends: Ends) -> tuple[int, ...]:
     """Return the indices of the sequences that have tokens in the span."""
     first, last = bisect_right(ends, span.start) - 1, bisect_left(ends, span.stop)
     return tuple(i for i in range(max(first, 0), last) if max(ends[i], span.start) < min(ends[i + 1], span.stop))
 
 
-def local_ends(span: Span, ends: Ends, sequences: tuple[int, ...]) -> Ends:
+def local_ends(span: TokenSpan, ends: Ends, sequences: tuple[int, ...]) -> Ends:
     """Return the cu_seqlens of these sequences, which follow one another, within the span."""
     inside = [min(max(ends[i + 1], span.start), span.stop) - span.start for i in sequences]
     return (min(max(ends[sequences[0]] - span.start, 0), span.stop - span.start) if sequences else 0, *inside)
@@ -73,7 +73,7 @@ def _sequence_across(place: int, ends: Ends) -> int | None:
     return None if not 0 < place < ends[-1] or ends[i] == place else i
 
 
-def holders(q_spans: list[Span], k_spans: list[Span], q_ends: Ends, k_ends: Ends) -> list[list[int]]:
+def holders(q_spans: list[TokenSpan], k_spans: list[TokenSpan], q_ends: Ends, k_ends: Ends) -> list[list[int]]:
     """Return for each sequence the ranks that have queries or keys of it, in order."""
     found: list[list[int]] = [[] for _ in q_ends[1:]]
     for rank, (q, k) in enumerate(zip(q_spans, k_spans, strict=True)):

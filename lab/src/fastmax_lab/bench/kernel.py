@@ -16,7 +16,7 @@ from fastmax.plan import Plan
 from fastmax_lab import _cells
 from fastmax_lab._cells import Cell, sgemm_flops
 from fastmax_lab._progress import Progress
-from fastmax_lab.bench.measure import Timing, interleave, seconds
+from fastmax_lab.bench.measure import RoundTimes, interleave, seconds
 from fastmax_lab.bench.selection import Selection
 from fastmax_lab.measurements import Recorder
 
@@ -93,7 +93,7 @@ def _threads(record: Recorder, heads: int) -> None:
     record.add(THREADS, settings, {"seconds": seconds(timings)})
 
 
-def _measure(cell: Cell, pace: float, quick: bool) -> dict[str, Timing]:
+def _measure(cell: Cell, pace: float, quick: bool) -> dict[str, RoundTimes]:
     """Time the contestants in turns, with sgemm before and after each; slow ones have fewer turns."""
     costs = {"sdpa": cell.dense_flops, "dense": cell.dense_flops, "factorized": cell.factorized_flops}
     costs |= {"chunked": 3 * min(cell.dense_flops, cell.factorized_flops)}
@@ -145,7 +145,7 @@ def _call(cell: Cell) -> Call:
     shape = (1, cell.tokens, cell.heads, cell.head_dim)
     q, k, v = (torch.randn(shape).to(dtype).transpose(1, 2) for _ in range(3))
     scale = default_scale(cell.order, cell.head_dim)
-    return Call(q, k, v, options=Options(cell.order, cell.is_causal, scale=scale, out_dtype=dtype))
+    return Call(q, k, v, options=Options(order=cell.order, is_causal=cell.is_causal, scale=scale, out_dtype=dtype))
 
 
 def _sgemm() -> Callable[[], object]:

@@ -10,7 +10,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Timing:
+class RoundTimes:
     """Seconds per call over the rounds; `paired` is the median of the ratios to the yardstick right before and after."""
 
     best: float
@@ -26,7 +26,7 @@ def interleave(
     least_seconds: float = 0.02,
     slow: tuple[float, int] | None = None,
     yardstick: Name | None = None,
-) -> dict[Name, Timing]:
+) -> dict[Name, RoundTimes]:
     """Run every contestant to warm up, then in turns. Short ones are repeated within a turn: one clock tick is long.
 
     `slow` = (seconds, turns): one that takes longer than these seconds sits out after so many turns. `yardstick` names the
@@ -62,11 +62,13 @@ def interleave(
                 ratios[name].append(own / ((before + after) / 2))
                 before = after
     return {
-        name: Timing(min(s), statistics.median(s), tuple(s), statistics.median(ratios[name]) if ratios[name] else None)
+        name: RoundTimes(
+            min(s), statistics.median(s), tuple(s), statistics.median(ratios[name]) if ratios[name] else None
+        )
         for name, s in seconds.items()
     }
 
 
-def seconds(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
+def seconds(timings: Mapping[str, RoundTimes]) -> dict[str, dict[str, float]]:
     """Return the times for JSON."""
     return {name: asdict(timing) for name, timing in timings.items()}

@@ -20,7 +20,7 @@ from fastmax_lab.conversion.batches import Batch, counted, without_cache
 
 
 @dataclass(frozen=True)
-class Pair:
+class LayerPair:
     """An attention module of the student, and the one of the teacher that it is to imitate."""
 
     name: str
@@ -28,11 +28,11 @@ class Pair:
     teacher: nn.Module
 
 
-def pairs(student: PreTrainedModel, teacher: PreTrainedModel) -> list[Pair]:
-    return [Pair(name, module, teacher.get_submodule(name)) for name, module in attention_modules(student)]
+def pairs(student: PreTrainedModel, teacher: PreTrainedModel) -> list[LayerPair]:
+    return [LayerPair(name, module, teacher.get_submodule(name)) for name, module in attention_modules(student)]
 
 
-def layer_errors(student: PreTrainedModel, layers: list[Pair], batch: Batch, learn: bool) -> dict[str, Tensor]:
+def layer_errors(student: PreTrainedModel, layers: list[LayerPair], batch: Batch, learn: bool) -> dict[str, Tensor]:
     """Return by name the squared error of each layer's output against the teacher's, over the variance of the latter.
 
     With `learn` the gradients are added to the parameters, layer by layer, so that one layer's graph is held at a time; no
@@ -71,8 +71,8 @@ def teacher_pass(teacher: PreTrainedModel, batch: Batch) -> tuple[Any, list[str]
 
 
 @contextmanager
-def _imitating(layers: list[Pair], batch: Batch, learn: bool, errors: dict[str, Tensor]) -> Iterator[None]:
-    def hook_of(pair: Pair) -> Any:
+def _imitating(layers: list[LayerPair], batch: Batch, learn: bool, errors: dict[str, Tensor]) -> Iterator[None]:
+    def hook_of(pair: LayerPair) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             mine = output[0] if isinstance(output, tuple) else output
             with torch.no_grad():

@@ -54,7 +54,7 @@ def share_of_sgemm(cell: dict[str, Any]) -> float:
 
 
 def paired_share_of_sgemm(cell: dict[str, Any]) -> float:
-    """Return the same of neighbouring measurements, the median over rounds; older files do not have it."""
+    """Return the same of neighbouring measurements, the median over rounds."""
     return _flops(cell) / sgemm_flops() / float(cell["seconds"]["native"]["paired"])
 
 

@@ -176,8 +176,8 @@ class Work:
         """Return the factors on whole tokens, (B, H, N, 1), where tokens are dropped."""
         if self.masks is None or self.call.dropout_mode != "1d":
             return None
-        part = self.masks[side].part(slice(None), slice(None), 0)
-        return part.tokens(0, part.add.shape[-1], self.call.dtype)
+        masks = self.masks[side]
+        return masks.token_factors(0, masks.add.shape[-1], self.call.dtype)
 
     def words(self, side: int) -> Words | None:
         if self.masks is None or not self.call.drops_features:

@@ -16,8 +16,8 @@ class Work(Call):
     """One part as a separate call, with the dropout masks of its queries and keys."""
 
     plan: Plan = RULE
-    query_masks: dropout.Part | None = None
-    key_masks: dropout.Part | None = None
+    query_masks: dropout.Dropout | None = None
+    key_masks: dropout.Dropout | None = None
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Part:
             "state_in": None if p.state_in is None else self.of_states(p.state_in),
         }
         if masks is not None:
-            own["query_masks"] = masks[0].part(self.batch, self.query_heads, self.queries.start)
-            own["key_masks"] = masks[1].part(self.batch, self.heads, self.keys.start)
+            own["query_masks"] = masks[0].of_heads(self.batch, self.query_heads, self.queries)
+            own["key_masks"] = masks[1].of_heads(self.batch, self.heads, self.keys)
         return Work(**({field.name: getattr(p, field.name) for field in fields(p)} | own))
 
 

@@ -39,7 +39,7 @@ class Tile:
     order: int
     a: int
     b: int
-    masks: dropout.Part | None
+    masks: dropout.Dropout | None
 
     @cached_property
     def phi(self) -> Tensor:
@@ -62,8 +62,8 @@ class Tile:
     def _kept(self) -> tuple[slice, Tensor] | None:
         if self.masks is None or self.masks.drops_tokens:
             return None
-        rows = dropout.dropped_rows(self.masks.whole.mode, self.x.shape[-1], self.order)
-        kept = self.masks.features(rows, self.a, self.b, self.x.dtype)
+        rows = dropout.dropped_rows(self.masks.mode, self.x.shape[-1], self.order)
+        kept = self.masks.feature_factors(rows, self.a, self.b, self.x.dtype)
         return rows, kept.view(*self.x.shape[:2], -1, rows.stop - rows.start, self.b - self.a).transpose(2, 3)
 
 
@@ -228,8 +228,8 @@ def faded(x: Tensor, factors: Tensor, p: Work) -> Tensor:
     return (x.view(batch, heads, p.groups, -1, columns) * factors).flatten(2, 3)
 
 
-def _drop_tokens(x: Tensor, masks: dropout.Part | None, a: int, b: int) -> Tensor:
-    return x if masks is None or not masks.drops_tokens else x * masks.tokens(a, b, x.dtype)
+def _drop_tokens(x: Tensor, masks: dropout.Dropout | None, a: int, b: int) -> Tensor:
+    return x if masks is None or not masks.drops_tokens else x * masks.token_factors(a, b, x.dtype)
 
 
 def _per_head(p: Work) -> Tensor:

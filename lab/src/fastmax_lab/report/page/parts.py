@@ -114,7 +114,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Lead:
+class LeadFigure:
     """A figure for the head of the page, with one sentence. No block has it again."""
 
     chart: Chart
@@ -146,7 +146,7 @@ class Section:
     blocks: tuple[PageBlock, ...] = ()
     claims: tuple[Claim, ...] = ()
     headline: str = ""
-    leads: tuple[Lead, ...] = ()
+    leads: tuple[LeadFigure, ...] = ()
     data: dict[str, Any] = field(default_factory=dict)
 
 

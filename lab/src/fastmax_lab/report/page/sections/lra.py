@@ -16,7 +16,7 @@ from fastmax_lab.report.page.parts import (
     Chart,
     Claim,
     Finding,
-    Lead,
+    LeadFigure,
     PageBlock,
     Section,
     Series,
@@ -99,7 +99,7 @@ def section(results: Results) -> Section:
     return Section(NAME, TITLE, _intro(every), tuple(blocks), claims, headline, leads)
 
 
-def _accuracy_lead(measurements: list[Measurement]) -> tuple[Lead, ...]:
+def _accuracy_lead(measurements: list[Measurement]) -> tuple[LeadFigure, ...]:
     """Draw the accuracy by task of softmax, the paper's Fastmaxes and the gated one, where something was learned."""
     shown = ("softmax", "fastmax1", PAPER, "fastmax2, gated")
     found = group(measurements, lambda d: d.settings["task"])
@@ -119,10 +119,10 @@ def _accuracy_lead(measurements: list[Measurement]) -> tuple[Lead, ...]:
     level = sum(row[-2] == "level" for row in gaps(measurements).rows)
     decided = sum(row[-2] != "open" for row in gaps(measurements).rows)
     said = f"In equal steps Fastmax2 and softmax are level on {level} of {decided} tasks, within two standard errors"
-    return (Lead(chart, said),)
+    return (LeadFigure(chart, said),)
 
 
-def _time_lead(drawn: list[Chart], time: Table | None) -> tuple[Lead, ...]:
+def _time_lead(drawn: list[Chart], time: Table | None) -> tuple[LeadFigure, ...]:
     """Draw the training loss against time of the paper's Figure 6, and say what a step of Fastmax1 costs."""
     prices = {} if time is None else {(row[0], row[1]): row[2] for row in time.rows}
     for task in ("image", "text", "listops"):
@@ -130,7 +130,7 @@ def _time_lead(drawn: list[Chart], time: Table | None) -> tuple[Lead, ...]:
         if chart is not None and {(task, "softmax"), (task, "fastmax1")} <= prices.keys():
             share = prices[task, "fastmax1"] / prices[task, "softmax"]
             said = f"A training step of Fastmax1 takes {share:.2f} of the time of one with PyTorch's softmax kernel"
-            return (Lead(replace(chart, title=f"Training loss on {task}"), said),)
+            return (LeadFigure(replace(chart, title=f"Training loss on {task}"), said),)
     return ()
 
 

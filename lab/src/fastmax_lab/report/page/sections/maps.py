@@ -14,7 +14,7 @@ from fastmax_lab.report.page.parts import (
     Chart,
     Claim,
     Finding,
-    Lead,
+    LeadFigure,
     PageBlock,
     Section,
     Series,
@@ -74,7 +74,7 @@ def section(results: Results) -> Section:
     return Section(NAME, TITLE, intro, blocks, (local, learns), headline, leads, explorer(measurements))
 
 
-def _leads(measurements: list[Measurement], drawn: tuple[Panel, ...]) -> tuple[Lead, ...]:
+def _leads(measurements: list[Measurement], drawn: tuple[Panel, ...]) -> tuple[LeadFigure, ...]:
     """Draw the maps on text if there are any, and say which of the two spreads wider there."""
     by_data = {panel.name.removeprefix(TYPICAL): panel for panel in drawn if panel.name.startswith(TYPICAL)}
     data = next((data for data in reversed(REAL) if data in by_data), next(iter(by_data), None))
@@ -85,7 +85,9 @@ def _leads(measurements: list[Measurement], drawn: tuple[Panel, ...]) -> tuple[L
     ours, softmax = (mean(shares[name].values()) for name in (PAPER, "softmax"))
     wider = "more" if ours > softmax else "fewer"
     return (
-        Lead(panel, f"The weights of Fastmax2 spread over {wider} keys than those of softmax, mean over all heads"),
+        LeadFigure(
+            panel, f"The weights of Fastmax2 spread over {wider} keys than those of softmax, mean over all heads"
+        ),
     )
 
 
@@ -228,7 +230,7 @@ def learns_claim(measurements: list[Measurement]) -> Claim:
     return Claim(*LEARNS, OPEN if is_open else verdict, number, notes, "maps-loss", most.gap.seeds)
 
 
-class Pair(NamedTuple):
+class PairedMeans(NamedTuple):
     """The means of Fastmax2 at the paper's scale and of softmax on one data set, and their difference in pairs of seeds."""
 
     data: str
@@ -237,14 +239,14 @@ class Pair(NamedTuple):
     gap: Gap
 
 
-def _pairs(measurements: list[Measurement], value: Callable[[Measurement], float]) -> dict[str, Pair]:
+def _pairs(measurements: list[Measurement], value: Callable[[Measurement], float]) -> dict[str, PairedMeans]:
     pairs = {}
     for data, found in group(measurements, data_of).items():
         values = _by_seed(found, value)
         difference = gap(values.get(PAPER, {}), values.get("softmax", {}))
         if difference is not None:
             ours, softmax = (mean(values[name].values()) for name in (PAPER, "softmax"))
-            pairs[data] = Pair(data, ours, softmax, difference)
+            pairs[data] = PairedMeans(data, ours, softmax, difference)
     return pairs
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fastmax_lab.measurements import Measurement
-from fastmax_lab.report.page.parts import Chart, Lead, PageBlock, Section, Series, untested
+from fastmax_lab.report.page.parts import Chart, LeadFigure, PageBlock, Section, Series, untested
 from fastmax_lab.report.page.results import Results, group
 from fastmax_lab.report.page.sections.scaling_break_even import (
     alone_claim,
@@ -94,7 +94,7 @@ def section(results: Results) -> Section:
     return Section(NAME, TITLE, intro, blocks, claims, _headline(measurements), leads)
 
 
-def _leads(measurements: list[Measurement]) -> tuple[Lead, ...]:
+def _leads(measurements: list[Measurement]) -> tuple[LeadFigure, ...]:
     """Draw the causal training step of the heads nearest to 64 channels, and say how Fastmax2 ends beside softmax."""
     nearest = min(measurements, key=lambda one: abs(one.settings["head_dim"] - 64))
     cells = [c for c in cells_of(nearest, True, BOTH) if {"softmax", "fastmax2"} <= c["seconds"].keys()]
@@ -103,7 +103,7 @@ def _leads(measurements: list[Measurement]) -> tuple[Lead, ...]:
     seconds = cells[-1]["seconds"]
     ratio = times(seconds["softmax"]["best"] / seconds["fastmax2"]["best"])
     said = f"With gradients, PyTorch's softmax kernel takes {ratio} the time of Fastmax2 at N = {cells[-1]['tokens']:,}"
-    return (Lead(replace(chart(nearest, True, BOTH), small=False), said),)
+    return (LeadFigure(replace(chart(nearest, True, BOTH), small=False), said),)
 
 
 def chart(measurement: Measurement, is_causal: bool, kind: str) -> Chart:
