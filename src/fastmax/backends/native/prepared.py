@@ -13,6 +13,7 @@ from fastmax.decay import check_decays
 _Q, _K, _V, _O, _G, _DECAY, _STATE_IN, _STATE_OUT, _IS_TOTAL = (
     abi.CALL.places[name] for name in ("q", "k", "v", "o", "g", "log_decay", "state_in", "state_out", "state_is_total")
 )
+_D_Q, _D_K, _D_V, _D_DECAY = (abi.CALL.places[name] for name in ("d_q", "d_k", "d_v", "d_decay"))
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class NativeCall:
         library = abi.load()
         assert not isinstance(library, str), library
         heads_inside = o.stride(1) < o.stride(2)
+        # the gradients have the layouts of their tensors; without an address they are absent
+        for name, x in (("d_q", call.q), ("d_k", call.k), ("d_v", call.v), ("d_decay", call.log_decay)):
+            if x is not None:
+                abi.CALL.put(packed.words, name, torch.empty_like(x, device="meta"))
         return NativeCall(
             options=call.options,
             library=library,
@@ -91,12 +96,12 @@ class NativeCall:
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         words = self._with_addresses(q, k, v, log_decay, o, g.data_ptr())
         abi.CALL.put(words, "d_o", do)
-        for name, x in (("d_q", dq), ("d_k", dk), ("d_v", dv)):
+        for x in (dq, dk, dv):
             self.library.huge_pages(x)
-            abi.CALL.put(words, name, x)
-        d_decay = None if log_decay is None else torch.empty(k.shape[:3], dtype=self.g_dtype, device="cpu")
+        words[_D_Q], words[_D_K], words[_D_V] = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+        d_decay = None if log_decay is None else torch.empty_like(log_decay)
         if d_decay is not None:
-            abi.CALL.put(words, "d_decay", d_decay)
+            words[_D_DECAY] = d_decay.data_ptr()
         if total is not None:
             words[_STATE_IN], words[_IS_TOTAL] = total.data_ptr(), True
         self.library.run("backward", words, None)
