@@ -32,7 +32,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench generate": bench.Generate,
     "bench dropout": bench.DropoutBenchmark,
     "bench decay": bench.DecayBenchmark,
-    "bench values": bench.Values,
+    "bench values": bench.ValuesBenchmark,
     "bench distributed": bench.Distributed,
     "bench long": bench.Long,
     "bench lra": bench.Lra,

@@ -56,7 +56,7 @@ class DecayBenchmark(Benchmark):
     """Measure the cost of forgetting by the strength of decays, against the same call without."""
 
 
-class Values(Benchmark):
+class ValuesBenchmark(Benchmark):
     """Measure a call by the values of its inputs: tiny, huge, constant, equal or sparse ones."""
 
 

@@ -57,7 +57,7 @@ def compiled(device: str) -> Callable[..., Any] | None:
         try:
             found = torch.compile(_function(), dynamic=True)
             x = torch.randn(1, 1, 128, 16, device=device, requires_grad=True)
-            o, log_g = attend(Inputs(x, x, x, None, None, None), order=2, is_causal=True, function=found)
+            o, log_g = attend(FlexInputs(x, x, x, None, None, None), order=2, is_causal=True, function=found)
             torch.autograd.grad(o.sum() + log_g.sum(), x)
         except Exception as error:  # of a compiler, a driver, or a build of torch without them
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -69,7 +69,7 @@ def compiled(device: str) -> Callable[..., Any] | None:
     return None
 
 
-class Inputs(NamedTuple):
+class FlexInputs(NamedTuple):
     """Normalized queries (times the scale) and keys, values, and what their scores depend on."""
 
     q: Tensor  # (B, Hq, N, D)
@@ -81,7 +81,7 @@ class Inputs(NamedTuple):
 
 
 def attend(
-    inputs: Inputs, *, order: int, is_causal: bool, function: Callable[..., Any] | None = None
+    inputs: FlexInputs, *, order: int, is_causal: bool, function: Callable[..., Any] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return o and log g."""
     q, k, v, key_mask, high, low = inputs
@@ -134,7 +134,7 @@ def _causal(queries: int, keys: int, device: torch.device) -> Any:
     return create_block_mask(sees, None, None, queries, keys, device=str(device))
 
 
-def inputs_of(work: Work) -> Inputs:
+def inputs_of(work: Work) -> FlexInputs:
     """Return the tensors of a prepared call of the dense form, whose only slot holds all tokens."""
     call = work.call
     kinds = {x.dtype for x in (call.q, call.k, call.v)}
@@ -146,7 +146,7 @@ def inputs_of(work: Work) -> Inputs:
         high = c.to(call.dtype)
         low = (c - high).to(call.dtype)
     q, k, v = (x.squeeze(2).to(dtype) for x in (q, k, v))
-    return Inputs(q, k, v, call.key_mask, high, low)
+    return FlexInputs(q, k, v, call.key_mask, high, low)
 
 
 def forward(work: Work, function: Callable[..., Any]) -> Tensor:
