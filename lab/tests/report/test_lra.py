@@ -60,6 +60,23 @@ def test_equal_time_shows_the_look_before_and_the_one_after() -> None:
     assert rows["fastmax2"][4:9] == pytest.approx((100, 60.0, 60.0, 100, 60.0))
 
 
+def test_time_to_accuracy_is_that_of_the_first_look_and_of_the_quickest_run() -> None:
+    def run(attention: str, steps: int, looks: list[tuple[int, float]]) -> Measurement:
+        settings = {"task": "text", "attention": attention, "seed": 0, "steps": steps, "batch": 16, "length": 64}
+        return record(settings, {"curves": {"dev": [[step, 0.5, accuracy] for step, accuracy in looks]}})
+
+    timed = {"task": "text", "batch": 16, "length": 64, "group_lengths": None, "attention_dropout": None}
+    pace = record(
+        timed, {"seconds": {"fastmax1": {"median": 6.0, "best": 6.0}, "softmax": {"median": 60.0, "best": 60.0}}}
+    )
+    equal = [run("fastmax1", 100, [(50, 0.55), (100, 0.61)]), run("softmax", 100, [(50, 0.6), (100, 0.63)])]
+    longer = [run("fastmax1", 300, [(90, 0.62)]), run("fastmax1", 400, [(40, 0.5)])]
+    table = lra_time.to_accuracy(equal, longer, [pace])
+    assert table.rows == (("text", 60.0, "fastmax1", 90, 9.0, 0.18), ("text", 60.0, "softmax", 50, 50.0, 1.0))
+    (chart,) = lra_time.to_accuracy_chart(table)
+    assert {one.label: one.x for one in chart.series} == {"fastmax1": (9.0,), "softmax": (50.0,)}
+
+
 def test_accuracy_against_the_clock(results: Path, sections: list[Section]) -> None:
     (chart,) = [chart for chart in build.charts(sections) if chart.name == "lra-accuracy-listops-clock"]
     (timed,) = of(results, "lra-pace")

@@ -89,6 +89,9 @@ def section(results: Results) -> Section:
         found = (*by_clock.findings, Finding(lra_time.HOW))
         accuracy_charts = tuple(lra_time.charts(equal_steps, went_on, pace))
         blocks.append(PageBlock("Accuracy against wall clock", accuracy_charts, found, (time,)))
+        reached = lra_time.to_accuracy(equal_steps, went_on, pace)
+        if reached.rows:
+            blocks.append(PageBlock("Time to accuracy", lra_time.to_accuracy_chart(reached), (), (reached,)))
         again = Finding("Every step takes the time of its attention.")
         blocks.append(
             PageBlock(

@@ -22,6 +22,10 @@ HOW = (
 )
 
 
+REACHED = {"text": 60.0, "image": 25.0, "listops": 30.0, "retrieval": 55.0, "pathfinder": 60.0}
+"""Dev accuracies in per cent whose time is compared, by task."""
+
+
 class Row(NamedTuple):
     """A row of the table. Accuracies are the best of the evaluations on the dev set until then."""
 
@@ -116,6 +120,48 @@ def charts(equal: list[Measurement], longer: list[Measurement], pace: list[Measu
         if series:
             found.append(Chart(f"lra-accuracy-{task}-clock", task, MINUTES, "dev accuracy, %", tuple(series)))
     return found
+
+
+def to_accuracy(equal: list[Measurement], longer: list[Measurement], pace: list[Measurement]) -> Table:
+    """Return the minutes that each attention takes to the accuracy of `REACHED`, of the run that gets there first."""
+    rows = []
+    for task, runs in group(equal, lambda d: d.settings["task"]).items():
+        of_step = seconds(runs[0], pace)
+        best: dict[str, tuple[float, int]] = {}
+        for d in (*runs, *(d for d in longer if d.settings["task"] == task)):
+            step = next((step for step, _, seen in d.values["curves"]["dev"] if 100 * seen >= REACHED[task]), None)
+            for shown, kernel in kernels(d.settings["attention"]).items():
+                if step is not None and kernel in of_step and not d.settings["seed"]:
+                    found = (step * of_step[kernel] / 60, step)
+                    best[shown] = min(best.get(shown, found), found)
+        softmax = best.get("softmax", (None,))[0]
+        rows += [
+            (task, REACHED[task], name, best[name][1], best[name][0], None if not softmax else best[name][0] / softmax)
+            for name in sorted(best, key=best.__getitem__)
+        ]
+    return Table(
+        "lra-time-to-accuracy",
+        "Minutes to a dev accuracy, of the runs that reach it; looks at the dev set are as far apart as they are",
+        ("task", "dev accuracy, %", "attention", "steps", "minutes", "over softmax's"),
+        tuple(rows),
+        ("", ".0f", "", ",", ".1f", ".2f"),
+        folded=False,
+    )
+
+
+def to_accuracy_chart(table: Table) -> tuple[Chart, ...]:
+    """Draw the table with a row of dots for each task."""
+    tasks = tuple(dict.fromkeys(row[0] for row in table.rows))
+    names = [name for name in (*ATTENTIONS, PLAIN) if any(row[2] == name for row in table.rows)]
+    series = tuple(
+        Series(
+            name,
+            *zip(*((row[4], tasks.index(row[0]) + 0.12 * number) for row in table.rows if row[2] == name), strict=True),
+        )
+        for number, name in enumerate(names)
+    )
+    title = "Minutes to a dev accuracy of " + ", ".join(f"{REACHED[task]:.0f} % on {task}" for task in tasks)
+    return (Chart(table.name, title, MINUTES, "", series, x_log=True, categories=tasks),) if series else ()
 
 
 def _seen(measurement: Measurement, steps: float) -> tuple[float, float | None, float | None]:
