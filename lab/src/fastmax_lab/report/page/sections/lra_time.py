@@ -141,7 +141,7 @@ def to_accuracy(equal: list[Measurement], longer: list[Measurement], pace: list[
         ]
     return Table(
         "lra-time-to-accuracy",
-        "Minutes to a dev accuracy, of the runs that reach it; looks at the dev set are as far apart as they are",
+        "Minutes until a look at the dev set first finds an accuracy, of the runs in which one does",
         ("task", "dev accuracy, %", "attention", "steps", "minutes", "over softmax's"),
         tuple(rows),
         ("", ".0f", "", ",", ".1f", ".2f"),
@@ -152,16 +152,14 @@ def to_accuracy(equal: list[Measurement], longer: list[Measurement], pace: list[
 def to_accuracy_chart(table: Table) -> tuple[Chart, ...]:
     """Draw the table with a row of dots for each task."""
     tasks = tuple(dict.fromkeys(row[0] for row in table.rows))
-    names = [name for name in (*ATTENTIONS, PLAIN) if any(row[2] == name for row in table.rows)]
-    series = tuple(
-        Series(
-            name,
-            *zip(*((row[4], tasks.index(row[0]) + 0.12 * number) for row in table.rows if row[2] == name), strict=True),
-        )
-        for number, name in enumerate(names)
-    )
+    names = [name for name in ATTENTIONS if any(row[2] == name for row in table.rows)]
+    series = []
+    for number, name in enumerate(names):
+        own = [row for row in table.rows if row[2] == name]
+        places = tuple(tasks.index(row[0]) + 0.12 * number for row in own)
+        series.append(Series(name, tuple(row[4] for row in own), places))
     title = "Minutes to a dev accuracy of " + ", ".join(f"{REACHED[task]:.0f} % on {task}" for task in tasks)
-    return (Chart(table.name, title, MINUTES, "", series, x_log=True, categories=tasks),) if series else ()
+    return (Chart(table.name, title, MINUTES, "", tuple(series), x_log=True, categories=tasks),) if series else ()
 
 
 def _seen(measurement: Measurement, steps: float) -> tuple[float, float | None, float | None]:
