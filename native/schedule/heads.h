@@ -36,10 +36,13 @@ struct Heads {
       costs = memory.take<double>(count);
       lowest = memory.take<double>(count);
     });
-    if (!ok || !run_parallel(pool, count, ChooseForm<T>{*this})) return false;
+    // reading fewer decays than these takes less time than waking the other threads
+    const bool alone = !DecayChunk<T>::used(call) || states * call.key_heads * call.keys < 1 << 14;
+    if (!ok || !run_parallel(alone ? FmPool{nullptr, 1} : pool, count, ChooseForm<T>{*this})) return false;
     for (int64_t i = 0; i < count; i++)
       if (is_dense_[i]) by_cost[dense_count++] = i;
-    std::stable_sort(by_cost, by_cost + dense_count, [&](int64_t a, int64_t b) { return costs[a] > costs[b]; });
+    std::sort(by_cost, by_cost + dense_count,
+              [&](int64_t a, int64_t b) { return costs[a] != costs[b] ? costs[a] > costs[b] : a < b; });
     return true;
   }
   bool is_dense(int64_t i) const { return is_dense_[i]; }

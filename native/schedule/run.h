@@ -90,7 +90,10 @@ class Run {
       return !dense || dense->run();
   }
   // Turns the gradients of sums of decays into those of decays. A decay is in the sums of its token and of the tokens behind.
-  bool sum_decay_grads() const { return !call.d_decay.data || run_parallel(pool, heads.count, SumDecayGrads{*this}); }
+  bool sum_decay_grads() const {
+    const bool alone = heads.count * call.keys < 1 << 14;  // as in choose_forms
+    return !call.d_decay.data || run_parallel(alone ? FmPool{nullptr, 1} : pool, heads.count, SumDecayGrads{*this});
+  }
   struct SumDecayGrads {
     struct Worker {
       explicit Worker(const SumDecayGrads&) {}
