@@ -268,13 +268,16 @@ def bind(
     )
 
 
-def output_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the output. As in F.scaled_dot_product_attention, autocast lowers it, except for fp64."""
-    device = value.device.type
+def autocast_dtype(device: str, dtype: torch.dtype) -> torch.dtype | None:
+    """Return the dtype that autocast lowers outputs to where sums are of this dtype, or None. Outputs in fp64 stay."""
     known = device == "cpu" or torch.amp.is_autocast_available(device)
-    if dtype == torch.float32 and known and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return value.dtype
+    lowered = dtype == torch.float32 and known and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if lowered else None
+
+
+def output_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the output. As in F.scaled_dot_product_attention, autocast lowers it."""
+    return autocast_dtype(value.device.type, dtype) or value.dtype
 
 
 def _canonical(x: Tensor, batch: tuple[int, ...], heads: tuple[int, ...]) -> Tensor:

@@ -83,11 +83,7 @@ def keys(
     batch, heads, _, head_dim = recent.keys.shape
     _like("key", key, (batch, heads, None, head_dim), recent.keys)
     _like("value", value, (batch, heads, key.shape[2], recent.values.shape[3] - 1), recent.keys)
-    if key_mask is not None and (key_mask.dtype != torch.bool or tuple(key_mask.shape) != (batch, key.shape[2])):
-        raise ValueError(
-            f"key_mask must be boolean, True where a key counts, of shape {(batch, key.shape[2])}, "
-            f"got {key_mask.dtype} of shape {tuple(key_mask.shape)}"
-        )
+    padding(key_mask, (batch, key.shape[2]))
     if key.shape[2] and decays is not None and decays != (log_decay is not None):
         ours, theirs = ("a", "none") if decays else ("no", "one")
         raise ValueError(
@@ -150,14 +146,28 @@ def scale(value: float | Tensor | None, num_kv_heads: int) -> None:
         raise ValueError(f"scale must be finite, got {value}")
 
 
+def padding(key_mask: Tensor | None, shape: tuple[int, int]) -> None:
+    """Check a mask of new keys, (B, N)."""
+    if key_mask is not None and (key_mask.dtype != torch.bool or tuple(key_mask.shape) != shape):
+        raise ValueError(
+            f"key_mask must be boolean, True where a key counts, of shape {shape}, "
+            f"got {key_mask.dtype} of shape {tuple(key_mask.shape)}"
+        )
+
+
 def _like(name: str, x: Tensor, shape: tuple[int | None, ...], state: Tensor) -> None:
-    """Check shape, dtype and device. A size of None stands for any."""
-    if x.dim() != len(shape) or any(want not in (None, have) for want, have in zip(shape, x.shape, strict=True)):
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{name} must be of shape (B, heads, N, D) = ({wanted}), got {tuple(x.shape)}")
+    """Check shape, dtype and device."""
     if x.dtype == torch.float64 and state.dtype != torch.float64:
         raise ValueError(
             f"{name} is float64, so the state must be created with dtype=torch.float64; it is {state.dtype}"
         )
-    if x.device != state.device:
-        raise ValueError(f"{name} must be on {state.device} as the state is, got {x.device}")
+    fits(name, x, shape, state.device)
+
+
+def fits(name: str, x: Tensor, shape: tuple[int | None, ...], device: torch.device) -> None:
+    """Check the shape and the device of new tokens. A size of None stands for any."""
+    if x.dim() != len(shape) or any(want not in (None, have) for want, have in zip(shape, x.shape, strict=True)):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} must be of shape (B, heads, N, D) = ({wanted}), got {tuple(x.shape)}")
+    if x.device != device:
+        raise ValueError(f"{name} must be on {device} as the state is, got {x.device}")

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from fastmax._torch_private import AUTOGRAD, find_watcher
 from fastmax.api import fastmax_attention
-from fastmax.call import normalization
+from fastmax.call import autocast_dtype, normalization
 from fastmax.core import normalized
 from fastmax.decay import bounded, check_decays, wide
 from fastmax.features import feature_count
@@ -179,11 +179,8 @@ class Contents(NamedTuple):
         return _attend(query, self.total, recent, first, weighting)[0]
 
     def autocast_dtype(self) -> torch.dtype | None:
-        """Return the dtype that autocast lowers outputs to, as in `fastmax_attention`. Outputs in fp64 stay."""
-        device = self.device.type
-        known = device == "cpu" or torch.amp.is_autocast_available(device)
-        lowered = self.dtype == torch.float32 and known and torch.is_autocast_enabled(device)
-        return torch.get_autocast_dtype(device) if lowered else None
+        """Return the dtype that autocast lowers outputs to, as in `fastmax_attention`, or None."""
+        return autocast_dtype(self.device.type, self.dtype)
 
     def _full_precision(self) -> AbstractContextManager[None]:
         lowered = self.autocast_dtype() is not None

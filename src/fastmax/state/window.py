@@ -173,21 +173,10 @@ class WindowState(BatchedState):
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None) -> None:
         """Refuse tokens that are not those of such a state."""
-        heads = query.shape[1] if query.dim() == 4 else 0
-        expected = {
-            "key": (self.batch, self.num_kv_heads, key.shape[-2], self.head_dim),
-            "value": (self.batch, self.num_kv_heads, key.shape[-2], self.value_dim),
-            "query": (self.batch, heads, key.shape[-2], self.head_dim),
-        }
-        for name, x in (("key", key), ("value", value), ("query", query)):
-            if tuple(x.shape) != expected[name]:
-                raise ValueError(f"{name} must be of shape (B, heads, N, D) = {expected[name]}, got {tuple(x.shape)}")
-            if x.device != self.device:
-                raise ValueError(f"{name} must be on {self.device} as the state is, got {x.device}")
+        checks.fits("key", key, (self.batch, self.num_kv_heads, key.shape[-2], self.head_dim), self.device)
+        checks.fits("value", value, (self.batch, self.num_kv_heads, key.shape[2], self.value_dim), self.device)
+        checks.fits("query", query, (self.batch, None, key.shape[2], self.head_dim), self.device)
+        heads = query.shape[1]
         if heads == 0 or heads % self.num_kv_heads:
             raise ValueError(f"query heads must be a multiple of the {self.num_kv_heads} of the state, got {heads}")
-        if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (self.batch, key.shape[2])):
-            raise ValueError(
-                f"key_mask must be boolean, True where a token counts, of shape {(self.batch, key.shape[2])}, "
-                f"got {key_mask.dtype} of shape {tuple(key_mask.shape)}"
-            )
+        checks.padding(key_mask, (self.batch, key.shape[2]))
