@@ -102,7 +102,7 @@ def test_the_factorized_form_in_spans_is_the_same() -> None:
     fading = -torch.rand(2, 2, 130, dtype=torch.float64) / 20
     for call in (
         make(q, k, v, is_causal=True, log_decay=fading, return_state=True),
-        make(q, k, v),
+        make(q, k, v, head_scale=torch.rand(4, dtype=torch.float64) + 0.5),
         make(q[:1], k[:1], v[:1], is_causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu, log_decay=fading[:1]),
         make(q[:1], k[:1], v[:1], cu_seqlens_q=cu, cu_seqlens_k=cu, return_state=True),
     ):

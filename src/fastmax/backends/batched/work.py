@@ -326,7 +326,7 @@ class Work:
         dropped = self.dropped_tokens(0)
         d = d if dropped is None else d * dropped
         if call.head_scale is not None:
-            out.head_scale.copy_((d * self.normalized_queries.x).sum((0, 2, 3)) * call.scale)
+            out.head_scale.add_((d * self.normalized_queries.x).sum((0, 2, 3)) * call.scale)
         out.q.copy_(self.normalized_queries.vjp(d * self.query_factor))
         dropped = self.dropped_tokens(1)
         d, dv = self.slots[1].join(dk), self.slots[1].join(du)[..., : call.value_dim]
