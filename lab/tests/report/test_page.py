@@ -237,7 +237,7 @@ def test_a_folder_that_is_not_finished_can_be_drawn(results: Path, data: st.Data
 def test_claims_are_counted_in_words() -> None:
     claims = tuple(Claim("", "", verdict, "") for verdict in ("holds", "holds", "does not hold", OPEN, OPEN))
     said = html._conclusions([Section("s", "", claims=claims)])
-    assert "claims 2 hold, 1 does not hold and 2 were not tested here." in said
+    assert "claims 2 hold, 1 does not hold and 2 remain open." in said
 
 
 def test_claims_without_results_are_open() -> None:

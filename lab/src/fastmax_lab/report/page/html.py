@@ -11,7 +11,7 @@ from fastmax_lab.report.page.results import Results
 from fastmax_lab.report.page.words import MEANINGS, listed
 
 CLASSES = {AGREES: "holds", DIFFERS: "fails", PARTLY: "partly", OPEN: "open"}
-MANY = {AGREES: "hold", PARTLY: "hold in part", DIFFERS: "do not hold", OPEN: "were not tested here"}
+MANY = {AGREES: "hold", PARTLY: "hold in part", DIFFERS: "do not hold", OPEN: "remain open"}
 """Verdicts on more than one claim."""
 SIGNS = {AGREES: "✓", DIFFERS: "✗", PARTLY: "◐", OPEN: "○"}
 TITLE = "FAST: Factorizable Attention, reproduced"
@@ -114,7 +114,8 @@ def _headline(sections: list[Section], drawn: dict[str, str]) -> str:
     """Show the figures that matter most, with a sentence each."""
     leads = [lead for one in sections for lead in one.leads]
     figures = "".join(_chart(one.chart, drawn[one.chart.name], one.sentence) for one in leads)
-    return f'<section id="headline"><h2>In short</h2><div class="charts">{figures}</div></section>' if leads else ""
+    inside = f'<h2>In short</h2><div class="charts beside" style="--beside: 2">{figures}</div>'
+    return f'<section id="headline">{inside}</section>' if leads else ""
 
 
 def _places(sections: list[Section]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-AGREES, DIFFERS, PARTLY, OPEN = "holds", "does not hold", "holds in part", "not tested here"
+AGREES, DIFFERS, PARTLY, OPEN = "holds", "does not hold", "holds in part", "remains open"
 
 
 @dataclass(frozen=True)
