@@ -72,7 +72,7 @@ def test_progress_without_rich(
 
 
 def test_spoken_digits_are_heard_by_every_attention(tmp_path: Path) -> None:
-    """From sounds that are made up: espeak-ng is not needed."""
+    """Train on made-up sounds, which need no espeak-ng."""
     spoken = example("spoken_digits")
     chance = torch.Generator().manual_seed(0)
     sounds = torch.randn(4, spoken.RATE, generator=chance)
