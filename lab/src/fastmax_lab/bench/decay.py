@@ -13,9 +13,9 @@ from fastmax_lab.measurements import Recorder, slug
 from fastmax_lab.report.table import mask, passes
 
 CELLS = [
-    *((tokens, 32, 8) for tokens in (256, 512, 1024, 4096, 16384)),
-    *((tokens, 64, 8) for tokens in (256, 512, 2048, 4096, 16384)),
-    *((tokens, 128, 4) for tokens in (256, 1024, 4096)),
+    *((tokens, 32, 8) for tokens in (256, 1024, 4096, 16384)),
+    *((tokens, 64, 8) for tokens in (512, 4096, 16384)),
+    *((tokens, 128, 4) for tokens in (1024, 4096)),
 ]
 """Tokens, head dimension and heads. Without a decay the longest are factorized if causal, but for those of 128 channels."""
 QUICK_CELLS = [(512, 32, 8), (4096, 64, 8)]
@@ -38,7 +38,7 @@ def run(record: Recorder, quick: bool) -> None:
                     decays = {NONE: None} | {str(mean): _uniform(tokens, heads, mean) for mean in MEANS}
                     decays |= {name: _reaching(tokens, heads, *ends) for name, ends in REACHES.items()}
                     calls = {name: _call(tokens, head_dim, x, is_causal, backward, heads) for name, x in decays.items()}
-                    timings = interleave(calls, rounds=3 if quick else 7, slow=(0.5, 3), yardstick=NONE)
+                    timings = interleave(calls, rounds=3 if quick else 7, slow=(0.1, 3), yardstick=NONE)
                     cell = {"tokens": tokens, "head_dim": head_dim, "heads": heads, "order": 2}
                     cell |= {"is_causal": is_causal, "backward": backward}
                     name = slug(tokens, f"d{head_dim}", mask(is_causal), passes(backward))
