@@ -46,7 +46,7 @@ inline int check(const FmCall& c) {
     const int64_t form = c.forms ? c.forms[i] : c.form;
     if (const int status = check_form(form, c.order)) return status;
     // a state is the factorized form's
-    const bool decays = c.log_decay.data || c.keys == 0;  // an empty tensor has no address
+    const bool decays = c.log_decay.data || c.batch * c.key_heads * c.keys == 0;  // an empty tensor has no address
     if (form == FM_BY_REACH && (!decays || c.state_in || c.state_out || c.d_state_out)) return FM_BAD_FORM;
   }
   return FM_OK;
