@@ -241,9 +241,10 @@ def _attend(
         cache_key = None
     if log_decay is not None and call.log_decay is not None and call.log_decay.stride() != log_decay.stride():
         cache_key = None
-    if not takes_one_sweep(call):
-        cache_key = None
-    o, _, state = run_sweeps(call, select_path(watcher, cache_key, plan))
+    if log_decay is None:
+        o, _, state = select_path(watcher, cache_key, plan)(call)
+    else:
+        o, _, state = run_sweeps(call, select_path(watcher, cache_key if takes_one_sweep(call) else None, plan))
     if log_decay is not None:
         o = o.to(output_dtype(value, call.dtype))
     if len(lead.batch) != 1 or len(lead.heads) != 1:

@@ -393,7 +393,7 @@ def test_the_kernels_refuse_values_they_do_not_know(
         tensors |= {"g": g} | dict(zip(("d_q", "d_k", "d_v"), grads, strict=True))
     words = abi.CALL.pack(**values)
     for name, tensor in tensors.items():
-        abi.CALL.put(words, name, tensor)
+        abi.CALL.put(words, **{name: tensor})
     library.run(function, words, level)
     o.fill_(7.0)
     seed = torch.tensor(5)

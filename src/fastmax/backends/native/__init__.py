@@ -91,15 +91,7 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     packed = PackedCall(call, plan, o, g, has_state=call.state_in is not None or grads.state is not None)
     dq, dk, dv = (x if in_rows(x) else torch.empty_like(x, memory_format=torch.contiguous_format) for x in out[:3])
     d_log_decay = None if call.log_decay is None else out.log_decay
-    for name, x in (
-        ("d_o", grads.o),
-        ("d_g", grads.g),
-        ("d_q", dq),
-        ("d_k", dk),
-        ("d_v", dv),
-        ("d_decay", d_log_decay),
-    ):
-        packed.put(name, x)
+    packed.put(d_o=grads.o, d_g=grads.g, d_q=dq, d_k=dk, d_v=dv, d_decay=d_log_decay)
     packed.point("d_state_out", grads.state)
     d_state = out.state_in
     if call.state_in is not None:

@@ -127,11 +127,14 @@ class Packer:
                 words[self.places[name]] = int(value)
         return words
 
-    def put(self, words: Words, name: str, x: Tensor) -> None:
-        """Fill in a tensor of shape (B, H, N, C) or (B, H, N), its channels contiguous."""
-        place = self.places[name]
-        for field, value in zip(_OF_TENSOR, (x.data_ptr(), *x.stride()[:3], TYPES[x.dtype]), strict=True):
-            words[place + field] = value
+    def put(self, words: Words, **tensors: Tensor | None) -> None:
+        """Fill in tensors of shape (B, H, N, C) or (B, H, N), their channels contiguous. None leaves zeros."""
+        for name, x in tensors.items():
+            if x is None:
+                continue
+            place = self.places[name]
+            for field, value in zip(_OF_TENSOR, (x.data_ptr(), *x.stride()[:3], TYPES[x.dtype]), strict=True):
+                words[place + field] = value
 
 
 CALL = Packer(CALL_FIELDS)

@@ -61,7 +61,7 @@ class NativeStep:
         o = torch.empty(self._shape, dtype=v.dtype, device="cpu")
         for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("log_decay", log_decay)):
             if x is not None:
-                abi.STEP.put(self._words, name, x if self._contiguous else x.contiguous())
+                abi.STEP.put(self._words, **{name: x if self._contiguous else x.contiguous()})
 
     def __call__(
         self,

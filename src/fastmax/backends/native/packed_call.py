@@ -15,7 +15,8 @@ class PackedCall:
 
     def __init__(self, call: Call, plan: Plan, o: Tensor, g: Tensor, *, has_state: bool):
         self.kept: list[Tensor] = []
-        options, drops_features = call.options, call.drops_features
+        options, mode = call.options, call.dropout_mode
+        drops_features = mode == "standard" or mode == "quadratic"
         batch, query_heads, queries, head_dim = call.q.shape
         _, key_heads, keys, value_dim = call.v.shape
         # of a packed batch each sequence has a form; there may be none to have one
@@ -29,9 +30,9 @@ class PackedCall:
             sequences=-1 if call.cu_seqlens_k is None else call.cu_seqlens_k.shape[0] - 1, form=self.uniform,
             scale=call.scale, eps=EPS,
         )  # fmt: skip
-        for name, x in (("q", call.q), ("k", call.k), ("v", call.v), ("o", o), ("g", g), ("log_decay", call.log_decay)):
-            self.put(name, x)
-        self.point("state_in", call.state_in)
+        self.put(q=call.q, k=call.k, v=call.v, o=o, g=g, log_decay=call.log_decay)
+        if call.state_in is not None:
+            self.point("state_in", call.state_in)
         if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
             cu_q, cu_k = call.cu_seqlens_q.to(torch.int64), call.cu_seqlens_k.to(torch.int64)
             lengths = zip(cu_q.diff().tolist(), cu_k.diff().tolist(), strict=True)
@@ -46,18 +47,17 @@ class PackedCall:
             self.set(mask=mask.data_ptr(), **dict(strides))
         if call.head_scale is not None:
             self.point("head_scale", call.head_scale.to(torch.float64))
-        if call.dropout_mode is not None:
-            self.set(dropout=abi.DROPOUTS[call.dropout_mode], dropped=dropped_of_2_16(options.dropout_p))
+        if mode is not None:
+            self.set(dropout=abi.DROPOUTS[mode], dropped=dropped_of_2_16(options.dropout_p))
             self.point("dropout_seed", call.dropout_seed)
 
-    def put(self, name: str, x: Tensor | None) -> None:
-        """Fill in a tensor, its channels made contiguous."""
-        if x is None:
-            return
-        if x.dim() == 4 and not in_rows(x):
-            x = x.contiguous()
-            self.kept.append(x)
-        abi.CALL.put(self.words, name, x)
+    def put(self, **tensors: Tensor | None) -> None:
+        """Fill in tensors, the channels of each made contiguous."""
+        for name, x in tensors.items():
+            if x is not None and x.dim() == 4 and x.stride(3) != 1 and x.shape[3] != 1:
+                self.kept.append(x.contiguous())
+                tensors[name] = self.kept[-1]
+        abi.CALL.put(self.words, **tensors)
 
     def point(self, name: str, x: Tensor | None) -> None:
         """Fill in the address of a contiguous copy, or of x itself."""

@@ -35,9 +35,9 @@ class NativeCall:
         assert not isinstance(library, str), library
         heads_inside = o.stride(1) < o.stride(2)
         # the gradients have the layouts of their tensors; without an address they are absent
-        for name, x in (("d_q", call.q), ("d_k", call.k), ("d_v", call.v), ("d_decay", call.log_decay)):
-            if x is not None:
-                abi.CALL.put(packed.words, name, torch.empty_like(x, device="meta"))
+        like = {"d_q": call.q, "d_k": call.k, "d_v": call.v, "d_decay": call.log_decay}
+        empty = {name: torch.empty_like(x, device="meta") for name, x in like.items() if x is not None}
+        abi.CALL.put(packed.words, **empty)
         return NativeCall(
             options=call.options,
             library=library,
@@ -69,9 +69,9 @@ class NativeCall:
         o = torch.empty(self.shape, dtype=self.options.out_dtype, device="cpu")
         if self.heads_inside:
             o = o.transpose(1, 2)
-        self.library.huge_pages(o)
         words = self._with_addresses(q, k, v, log_decay, o, g)
         words[_STATE_OUT], words[_IS_TOTAL] = total, total != 0
+        self.library.huge_pages(o)
         try:
             self.library.run("forward", words, None)
         except abi.DecayValueError:
@@ -95,7 +95,7 @@ class NativeCall:
             do = do.contiguous()
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         words = self._with_addresses(q, k, v, log_decay, o, g.data_ptr())
-        abi.CALL.put(words, "d_o", do)
+        abi.CALL.put(words, d_o=do)
         for x in (dq, dk, dv):
             self.library.huge_pages(x)
         words[_D_Q], words[_D_K], words[_D_V] = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()

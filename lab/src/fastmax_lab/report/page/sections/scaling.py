@@ -136,10 +136,13 @@ def _guides(series: list[Series]) -> list[Series]:
 
 def _longest(measurements: list[Measurement]) -> str:
     by_limit = group(measurements, lambda one: one.settings["longest"])
-    if len(by_limit) == 1:
-        return f"{next(iter(by_limit)):g} s"
-    parts = [f"{limit:g} s (D = {listed([str(d.settings['head_dim']) for d in of])})" for limit, of in by_limit.items()]
-    return listed(parts)
+    least = min(by_limit)
+    longer = [
+        f"{limit:g} s at D = {listed([str(d.settings['head_dim']) for d in of])}"
+        for limit, of in by_limit.items()
+        if limit != least
+    ]
+    return f"{least:g} s" + (f" ({listed(longer)})" if longer else "")
 
 
 def _headline(measurements: list[Measurement]) -> str:

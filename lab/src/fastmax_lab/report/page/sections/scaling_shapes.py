@@ -31,10 +31,10 @@ def channels_finding(measurements: list[Measurement]) -> Finding:
             low, high, power = exponent(sorted(took[max(shared)].items()))
             theirs = "2" if name == "fastmax1" else "3"
             parts.append(
-                f"{name} grows as D to the power {power:.2f} from D = {low} to {high} (in operations {theirs}; "
-                f"N = {max(shared):,}, forward, unmasked)"
+                f"Forward and unmasked, {name} was timed with D = {low} to {high} at N = {max(shared):,}. "
+                f"Its time grows as D to the power {power:.2f}, its operations as D to the power {theirs}."
             )
-    return Finding(f"At a fixed N, {'; '.join(parts)}." if parts else "")
+    return Finding(" ".join(parts))
 
 
 def llama_block(every: list[Measurement]) -> tuple[PageBlock, ...]:
@@ -70,9 +70,10 @@ def heads_claim(every: list[Measurement]) -> Claim:
         return untested(*HALVES, "blocks of more heads and channels were not measured in this folder")
     rows = heads_table(found).rows
     ratios = [row[-1] for row in rows]
-    said = [f"{ratio:.2f} of the time ({row[0]} to {row[1]})" for row, ratio in zip(rows, ratios, strict=True)]
     verdict = AGREES if all(0.4 <= ratio <= 0.6 for ratio in ratios) else PARTLY if min(ratios) < 1 else DIFFERS
-    return Claim(*HALVES, verdict, f"fastmax2: {listed(said)}", (), "scaling-heads")
+    return Claim(
+        *HALVES, verdict, f"fastmax2: {listed([f'{ratio:.2f}' for ratio in ratios])} of the time", (), "scaling-heads"
+    )
 
 
 def heads_table(found: Measurement) -> Table:
