@@ -96,7 +96,7 @@ def formula(match: re.Match[str]) -> str:
             text = text.replace(rf"\{word}\{side}{name}", rf"\{word}{sign}").replace(
                 rf"\{side}{name}", rf"\{word}{sign}"
             )
-    found = convert(text, display="block" if block else "inline")
+    found = convert(text, display="block" if block else "inline").replace(r"\_", "_")  # of \text{log\_decay}
     return f'<span class="formula">{found}</span>' if block else found
 
 

@@ -69,12 +69,14 @@ def test_the_figure_of_the_readme_has_its_measurements() -> None:
 def test_formulas_become_mathml() -> None:
     from tools import site_hooks
 
-    html = r'<div class="arithmatex">\[ \lvert s \rvert \le \frac{1}{2} \]</div> <span class="arithmatex">\(a &lt; b\)</span>'
+    html = r'<div class="arithmatex">\[ \lvert s \rvert \le \frac{1}{2} \]</div>'
+    html += r'<span class="arithmatex">\(a &lt; b_\text{x\_y}\)</span>'
     found = site_hooks.FORMULA.sub(site_hooks.formula, html)
     assert found.count("<math") == 2
     assert "<mfrac>" in found
     assert "arithmatex" not in found
     assert "lvert" not in found
+    assert "x_y" in found
 
 
 def test_every_formula_of_the_pages_is_understood() -> None:
