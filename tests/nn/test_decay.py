@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from fastmax import fastmax_attention, reference_attention
 from fastmax.nn import FastmaxAttention, ForgetGate, replace_attention, rotate
@@ -162,6 +163,27 @@ def test_decay_is_for_self_attention_whatever_the_lengths(decay: str, keys: int)
     with pytest.raises(ValueError, match=r"query and key must be the same tensor, got two.*without a decay"):
         m(query, key, key, need_weights=False)
     m(query, query, randn(B, L, E), need_weights=False)  # values may be others
+
+
+@KINDS
+@pytest.mark.parametrize("copies", ["checkpoint", "cast"])
+def test_self_attention_whose_inputs_are_copies(decay: str, copies: str) -> None:
+    """Checkpointing detaches each input, and FSDP casts each: they are one tensor no more."""
+    m, x = layer(decay=decay), randn(B, L, E).requires_grad_()
+
+    def run(*inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = m(*inputs, need_weights=False)[0]
+        return output
+
+    expected = torch.autograd.grad(run(x, x, x).square().sum(), (x, *m.parameters()))
+    if copies == "checkpoint":
+        o = checkpoint(run, x, x, x, use_reentrant=True)
+        o.square().sum().backward()
+        actual = [x.grad, *(parameter.grad for parameter in m.parameters())]
+    else:
+        o = run(*(x.clone() for _ in range(3)))
+        actual = list(torch.autograd.grad(o.square().sum(), (x, *m.parameters())))
+    torch.testing.assert_close(actual, list(expected))
 
 
 def test_a_gate_by_itself() -> None:

@@ -217,7 +217,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         if query.is_nested and query is key is value and self.batch_first and not need_weights and state is None:
             return self._nested(query, key_padding_mask, attn_mask, is_causal), None
         projection.check(query, key, value, (self.embed_dim, self.kdim, self.vdim), self.batch_first)
-        if key is not query and (self.gate is not None or self.options.window is not None):
+        if (self.gate is not None or self.options.window is not None) and not _are_same(query, key):
             option = "decay" if self.options.window is None else "window"
             raise ValueError(
                 f"a layer with a {option} is for self attention: query and key must be the same tensor, got two. For cross "
@@ -411,6 +411,18 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
             if getattr(self.options, name) != getattr(LayerOptions, name):
                 shown[name] = getattr(self.options, name)
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
+
+def _are_same(query: Tensor, key: Tensor) -> bool:
+    """Return True if both are one tensor, or hold the same values: activation checkpointing and FSDP copy each input.
+
+    Values are compared only if the call would otherwise be refused, and not while a compiler traces it.
+    """
+    if key is query:
+        return True
+    if torch.compiler.is_compiling() or key.is_meta:
+        return False
+    return key.is_set_to(query) or (key.dtype == query.dtype and torch.equal(key, query))
 
 
 def _fused_path_guard() -> nn.Module:

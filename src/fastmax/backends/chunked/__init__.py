@@ -84,6 +84,14 @@ def _steps(p: Work) -> list[Step]:
     )
 
 
+def _centre(p: Work, steps: list[Step]) -> Tensor | None:
+    """Return the mean of the first keys that are summed, which no query before them reads. States are about zero."""
+    if p.state_in is not None or p.options.return_state or p.drops_features:
+        return None
+    first = next((step for step in steps if isinstance(step, Accumulate)), None)
+    return None if first is None or first.start == first.stop else t.mean_of_keys(p, first.start, first.stop)
+
+
 def _state_from(p: Work, start: Tensor | None, steps: list[Step]) -> Tensor:
     """Return the state that a plan starts from, of size 0 if it needs none: that of order 4 is large."""
     if start is not None:
@@ -95,6 +103,7 @@ def _state_from(p: Work, start: Tensor | None, steps: list[Step]) -> Tensor:
 
 def _forward(p: Work, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
     steps = _steps(p)
+    p.centre = _centre(p, steps)
     state = _state_from(p, p.state_in, steps)
     for step in steps:
         decay = Decay.of(p, step.start, step.stop)
@@ -115,6 +124,7 @@ def _forward(p: Work, o: Tensor, g: Tensor, state_out: Tensor | None) -> None:
 def _backward(p: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads) -> None:
     """Run the adjoint of the plan. `out` arrives as zeros."""
     steps = _steps(p)
+    p.centre = _centre(p, steps)
     dk_hat, dv = (x if x.dtype == p.dtype else torch.zeros_like(x, dtype=p.dtype) for x in (out.k, out.v))
     dc = None if p.log_decay is None else p.k.new_zeros(p.k.shape[:3], dtype=p.dtype)
     state = _state_from(p, p.state_in, steps)

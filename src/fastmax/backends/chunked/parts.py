@@ -13,11 +13,12 @@ from fastmax.plan import RULE, Plan
 
 @dataclass(slots=True)
 class Work(Call):
-    """One part as a separate call, with the dropout masks of its queries and keys."""
+    """One part as a separate call, with the dropout masks of its queries and keys, and the point its sums are about."""
 
     plan: Plan = RULE
     query_masks: dropout.Dropout | None = None
     key_masks: dropout.Dropout | None = None
+    centre: Tensor | None = None  # (B, Hkv, 1, D)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,13 @@
 
 Every tile is loaded from the raw inputs, converted to the accumulation dtype and normalized on the way, so that nothing
 of the size of a whole input is copied. Queries of the heads that share a key head are stacked: (B, Hkv, G * n, D).
+
+Sums are about a centre c, the mean of some keys, so that keys that are alike lose no digits. With b = q . c and f_n of
+order n, the derivatives of f_n are those of lower order:
+
+    f_n(q . k) = sum over r of f_(n-r)(b) phi_r(q) . phi_r(k - c)
+
+so features of degree r are those of k - c for keys, and times f_(n-r)(b) for queries. It is exact for any c.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +25,7 @@ from fastmax.backends.chunked.decay import Decay
 from fastmax.backends.chunked.parts import Work
 from fastmax.call import OutputGrads
 from fastmax.core import normalize_with_scale, normalized, similarity
-from fastmax.features import phi, phi_vjp
+from fastmax.features import block_size, phi, phi_vjp
 from fastmax.plan import Attend
 
 FEATURE_BUDGET = 1 << 20
@@ -30,6 +37,9 @@ than one. Added to the state one by one, the terms of a million keys lost 4e-4 o
 
 DENSE_TILE = 512
 
+CENTRE_KEYS = 128
+"""Sums are exact about any point: the mean of some keys is as good as that of all, whose normalization takes time."""
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -40,15 +50,49 @@ class Tile:
     a: int
     b: int
     masks: dropout.Dropout | None
+    centre: Tensor | None  # (B, Hkv, 1, D)
+    are_keys: bool
 
     @cached_property
     def phi(self) -> Tensor:
-        """Return the features that dropout keeps, (B, Hkv, F, n)."""
-        return self._drop(phi(self.x.mT.contiguous(), self.order))
+        """Return the features about the centre that dropout keeps, (B, Hkv, F, n)."""
+        return self._scale(self._drop(phi(self._shifted(), self.order)))
 
     def phi_vjp(self, d: Tensor) -> Tensor:
         """Return the gradient of x from that of its features, which it overwrites."""
-        return phi_vjp(self.x.mT.contiguous(), self._drop(d), self.order).mT
+        x = self._shifted()
+        if self.centre is None or self.are_keys:
+            return phi_vjp(x, self._drop(d), self.order).mT
+        b, lower = self._on_centre, self._by_degree(phi(x, self.order - 1))
+        bends = zip(lower, self._by_degree(d)[:-1], reversed(range(self.order)), strict=True)
+        bend = sum(
+            ((low * high).sum(-2, keepdim=True) * similarity(b, order) for low, high, order in bends), b.new_zeros(1)
+        )
+        return phi_vjp(x, self._scale(d), self.order).mT + bend.mT * self.centre
+
+    def _shifted(self) -> Tensor:
+        """Return x, keys less the centre, as (B, Hkv, D, n)."""
+        x = self.x if self.centre is None or not self.are_keys else self.x - self.centre
+        return x.mT.contiguous()
+
+    @cached_property
+    def _on_centre(self) -> Tensor:
+        """Return b, (B, Hkv, 1, n)."""
+        assert self.centre is not None
+        return self.centre @ self.x.mT
+
+    def _by_degree(self, features: Tensor) -> tuple[Tensor, ...]:
+        head_dim, sizes = self.x.shape[-1], [1]
+        while sum(sizes) < features.shape[-2]:
+            sizes.append(block_size(head_dim, len(sizes)))
+        return torch.split(features, sizes, -2)
+
+    def _scale(self, features: Tensor) -> Tensor:
+        """Multiply features of queries by the derivatives of f at the centre, in place; that of the last degree is 1."""
+        if self.centre is not None and not self.are_keys:
+            for degree, block in enumerate(self._by_degree(features)[:-1]):
+                block.mul_(similarity(self._on_centre, self.order - degree))
+        return features
 
     def _drop(self, features: Tensor) -> Tensor:
         """Multiply features by the dropout masks in place, each stacked query head by its own mask."""
@@ -100,7 +144,8 @@ def load_queries(p: Work, a: int, b: int) -> Tile:
     """Return q̂ * scale of queries a:b."""
     x = p.q[:, :, a:b].to(p.dtype)
     x = _drop_tokens(normalized(x, p.options.normalize), p.query_masks, a, b) * p.scale
-    return Tile(_stack(x if p.head_scale is None else x * _per_head(p), p), p.options.order, a, b, p.query_masks)
+    x = _stack(x if p.head_scale is None else x * _per_head(p), p)
+    return Tile(x, p.options.order, a, b, p.query_masks, p.centre, are_keys=False)
 
 
 def zeros(tile: Tile, columns: int) -> Tensor:
@@ -127,7 +172,18 @@ def load_keys(p: Work, a: int, b: int) -> tuple[Tile, Tensor]:
         drop = ~p.key_mask[:, :, a:b, None]
         x, u = x.masked_fill(drop, 0), u.masked_fill_(drop, 0)
     x = normalized(x, p.options.normalize)
-    return Tile(_drop_tokens(x, p.key_masks, a, b), p.options.order, a, b, p.key_masks), u
+    return Tile(_drop_tokens(x, p.key_masks, a, b), p.options.order, a, b, p.key_masks, p.centre, are_keys=True), u
+
+
+def mean_of_keys(p: Work, a: int, b: int) -> Tensor:
+    """Return the mean of k̂ of at most 2 CENTRE_KEYS keys that are spread over a:b, (B, Hkv, 1, D)."""
+    some = slice(a, b, max(1, (b - a) // CENTRE_KEYS))
+    x = p.k[:, :, some].to(p.dtype)
+    if p.key_mask is None:
+        return normalized(x, p.options.normalize).mean(2, keepdim=True)
+    counts = p.key_mask[:, :, some, None]
+    x = normalized(x.masked_fill(~counts, 0), p.options.normalize)
+    return x.sum(2, keepdim=True) / counts.sum(2, keepdim=True).clamp(min=1)
 
 
 def store_key_grads(p: Work, a: int, b: int, dk_hat: Tensor, dv: Tensor, out_k: Tensor, out_v: Tensor) -> None:
