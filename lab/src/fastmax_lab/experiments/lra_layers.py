@@ -23,7 +23,7 @@ KINDS = {
     "sums and copies": ("aten::add", "aten::copy_", "aten::cat", "aten::sum", "aten::mul", "aten::div"),
     "optimizer": ("adamw", "AdamW", "clamp"),
 }
-"""What the names of operations contain."""
+"""Words in the names of operations."""
 PROFILED = 5
 """Steps."""
 CELL = LayerCell("image", 16, 0.0)

@@ -16,7 +16,7 @@ from fastmax_lab.lra.metrics import DivergedError
 Watch = Callable[[int, float], bool]
 """Of the step and the smoothed loss: whether to stop."""
 CURVE_POINTS = 60
-"""Of the smoothed training loss, evenly over the steps."""
+"""Number of points of the smoothed training loss, evenly over the steps."""
 Wrap = Callable[[type[FastmaxAttention]], type[FastmaxAttention]]
 ATTENTIONS: dict[str, dict[str, Any]] = {
     "softmax": {"normalize": False, "decay": None},

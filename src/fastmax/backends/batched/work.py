@@ -18,12 +18,12 @@ from fastmax.decay import bounded, wide
 from fastmax.plan import DROPOUT_CHUNK, Plan, cheaper_form
 
 FLEX_SPEED = 4.0
-"""How many times as fast as those of the factorized form FlexAttention's multiply-adds are taken to be. The estimates of
+"""The assumed speed of multiply-adds in FlexAttention, over those of the factorized form. The estimates of
 docs/gpu.md say 11; nothing is measured."""
 
 SMALLEST_CHUNK = 64
 LARGER_UNMASKED = 4
-"""How many times as long chunks are where no pairs are seen in them: fewer copies of the same state."""
+"""The factor on the length of chunks where no pairs are seen in them: fewer copies of the same state."""
 
 
 CARD = 40 << 30

@@ -29,7 +29,7 @@ REAL = ("shakespeare",)
 RATES = 3
 """Learning rates that both must have been tried at; one more may have been tried beyond the best."""
 POINTS = 60
-"""Of a curve that is drawn."""
+"""Number of points of a drawn curve."""
 EQUAL = 0.02
 """Nats per character that count as no difference."""
 
