@@ -5,7 +5,6 @@ from statistics import mean
 from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import Chart, Finding, PageBlock, Section, Series, Table
 from fastmax_lab.report.page.results import Results, group, spread
-from fastmax_lab.report.page.words import listed
 
 NAME = "order-one"
 TITLE = "Order 1 as printed: scale 1 (equation 8)"
@@ -22,7 +21,7 @@ def section(results: Results) -> Section:
         "the keys, the denominator. Fastmax1 was trained so, and at scale 1/D, where no weight is negative; mean and "
         "standard deviation over seeds."
     )
-    said = "; ".join(block.findings[0].text for block in blocks)
+    said = " ".join(block.findings[0].text for block in blocks)
     return Section(NAME, TITLE, intro, tuple(blocks), (), f"order 1: {said}")
 
 
@@ -49,8 +48,13 @@ def _block(data: str, measurements: list[Measurement]) -> PageBlock:
 
 
 def _said(data: str, table: Table) -> str:
-    parts = [f"{row[0]} ends at {row[3]:.3f} with {row[6]:.0f} % of denominators ≤ 0" for row in table.rows if row[3]]
-    return f"on {data} the training loss of {listed(parts)}" if parts else f"on {data} every training diverged"
+    sentences = [
+        f"On {data} the training loss at {row[0].removesuffix(', as printed')} ends at {row[3]:.3f}, with {row[6]:.0f} % "
+        "of the denominators not positive."
+        for row in table.rows
+        if row[3] is not None
+    ]
+    return " ".join(sentences) or f"On {data} every training diverged."
 
 
 def _charts(data: str, by_scale: dict[str, list[Measurement]]) -> tuple[Chart, ...]:
