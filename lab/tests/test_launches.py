@@ -1,6 +1,7 @@
 """Launches, bytes and flops counted on meta tensors, and the estimates made of them."""
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +93,10 @@ def test_few_launches_at_any_length_within_a_span(tokens: int, order: int, is_ca
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_bytes_grow_with_the_length(backward: bool) -> None:
-    """The second span takes more than the first by copies of its part of the tokens."""
+    """In proportion, but for tables: a call that does not fit is cut by heads, which hand nothing on."""
     found = [count(n, backward=backward).bytes for n in (8192, 16384, 32768, 65536)]
-    for short, long, most in zip(found, found[1:], (2.01, 2.1, 2.1), strict=False):
-        assert long <= most * short
+    for short, long in pairwise(found):
+        assert long <= 2.01 * short
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -122,8 +123,8 @@ def test_few_launches_with_everything_that_a_call_may_have(backward: bool) -> No
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_estimates_for_an_a100_are_within_reach_of_flash_attention(backward: bool) -> None:
-    """At 65,536 tokens the forward pass is estimated to take less time than that of FlashAttention-2."""
-    for tokens, most in ((16384, 4.3 if backward else 4.0), (65536, 1.1 if backward else 1.0)):
+    """At 65,536 tokens both passes are estimated to take less time than those of FlashAttention-2."""
+    for tokens, most in ((16384, 4.0), (65536, 1.0)):
         found = count(tokens, backward=backward)
         half = sum(n for dtype, n in found.flops.items() if dtype.itemsize == 2)
         counts = {

@@ -63,7 +63,8 @@ class NoFloat64(TorchDispatchMode):
     """An error where an operation returns fp64."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        # a product that is added in place to sums of another dtype has no kernel on the meta device
+        out = kwargs["out"] if func is torch.ops.aten.baddbmm.dtype_out else func(*args, **(kwargs or {}))
         for x in tree_leaves(out):
             assert not isinstance(x, Tensor) or x.dtype != torch.float64, func
         return out

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastmax.backends.batched import flex, pairs
 from fastmax.backends.batched.features import blocks, pack
-from fastmax.backends.batched.products import product
+from fastmax.backends.batched.products import add_product, product
 from fastmax.backends.batched.slots import Slots
 from fastmax.backends.batched.sums import Sums
 from fastmax.backends.batched.work import Work, masks_of, temporary_bytes
@@ -89,7 +89,11 @@ def _forward(work: Work, o: Tensor, g: Tensor) -> Tensor | None:
         sums = _sums_of_keys(work, call.options.return_state)
         for block in blocks(call.head_dim, call.options.order):
             for span, states in sums.walk(block):
-                _add(f, span, work.fade_queries(product(queries.features(block, span), states, f.dtype), span))
+                if work.decays is None:
+                    add_product(f[:, :, span], queries.features(block, span), states)
+                else:
+                    found = product(queries.features(block, span), states, f.dtype)
+                    f[:, :, span].add_(work.fade_queries(found, span))
         state = pack(sums.final, call.head_dim, call.options.order) if call.options.return_state else None
     work.store(f, o, g)
     return state
@@ -167,7 +171,7 @@ def _gradients_of_keys(
     dk, du = torch.zeros_like(keys.x), torch.zeros_like(u)
     for block in blocks(call.head_dim, call.options.order):
         for span, states in sums.walk(block):
-            _add(du, span, product(keys.features(block, span), states, du.dtype))
+            add_product(du[:, :, span], keys.features(block, span), states)
             values = u if block.stop == 0 else narrow_u
             d = product(values[:, :, span], states.mT, states.dtype)
             keys.add_vjp(block, span, d, dk)
@@ -179,10 +183,6 @@ def _gradients_of_keys(
 
 def _reversed(slots: Slots) -> Slots:
     return slots if slots.packing is None else replace(slots, packing=slots.packing.reversed())
-
-
-def _add(total: Tensor, span: slice, x: Tensor) -> None:
-    total[:, :, span].add_(x)
 
 
 class Part(NamedTuple):
@@ -220,16 +220,17 @@ class Part(NamedTuple):
 
 
 def _parts(call: Call, plan: Plan) -> Iterator[tuple[Part, Work]]:
-    """Cut a call by batch elements and key heads, so that one slot of each fits the budget. Most calls are one part."""
+    """Cut a call by batch elements and key heads, so that the slots of each fit the budget. Most calls are one part."""
     batch, heads = call.k.shape[:2]
     sequences = 1 if call.cu_seqlens_k is None else call.cu_seqlens_k.shape[0] - 1
     if batch * heads * call.groups * sequences == 0:
         return
     budget = plan.feature_budget or temporary_bytes(call.q.device)
     masks = masks_of(call)
+    # few heads at once, whose sums are then one span, before more spans
     fitting = max(1, budget // Work(call, plan, budget, masks).bytes_per_head)
     batch_step = max(1, min(batch, fitting // heads))
-    head_step = max(1, min(heads, fitting))
+    head_step = -(-heads // -(-heads // fitting))
     for b in range(0, batch, batch_step):
         for h in range(0, heads, head_step):
             stop = min(h + head_step, heads)

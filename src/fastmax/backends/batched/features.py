@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fastmax import dropout
+from fastmax.backends.batched.products import add_product
 from fastmax.core import similarity
 
 
@@ -215,6 +216,6 @@ class Tokens:
             return
         x = self.narrow[:, :, at]
         for piece, a, b in block.pieces(x.shape[-1]):
-            each = d[..., piece].view(*x.shape[:-1], b - a, x.shape[-1] - a)
-            dx[..., a:b].add_((each * x[..., None, a:]).sum(-1, dtype=dx.dtype))
-            dx[..., a:].add_((each * x[..., a:b, None]).sum(-2, dtype=dx.dtype))
+            each = d[..., piece].view(*x.shape[:-1], b - a, -1)
+            add_product(dx[..., a:b, None], each, x[..., a:, None])
+            add_product(dx[..., a:, None], each.mT, x[..., a:b, None])

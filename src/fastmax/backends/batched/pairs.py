@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastmax.backends.batched.features import blocks, weighed
-from fastmax.backends.batched.products import product
+from fastmax.backends.batched.products import add_product, product
 from fastmax.backends.batched.slots import sequence_of
 from fastmax.backends.batched.work import Work
 from fastmax.core import similarity
@@ -49,7 +49,7 @@ def attend(work: Work, f: Tensor) -> None:
     for tile in tiles(work):
         q, k = _tokens(work, tile)
         weights = _weights(work, tile, q, k)
-        _rows(work, f, tile).add_(work.by_group(product(weights, values[:, :, tile.slots, : tile.keys], f.dtype)))
+        _add(work, f, tile, weights, values[:, :, tile.slots, : tile.keys])
 
 
 def attend_vjp(work: Work, w: Tensor, dq: Tensor, dk: Tensor, du: Tensor) -> None:
@@ -65,12 +65,12 @@ def attend_vjp(work: Work, w: Tensor, dq: Tensor, dk: Tensor, du: Tensor) -> Non
             _dropped_vjp(work, tile, _seen(work, tile, df), mine, dq, dk, du)
             continue
         s = product(q, k.mT, dtype)
-        du[:, :, at, :keys].add_(product(_similarities(work, tile, s).mT, mine, dtype))
+        add_product(du[:, :, at, :keys], _similarities(work, tile, s).mT, mine)
         slopes = s if order == 2 else similarity(s, order - 1)
         wide = work.half if work.decays is None else dtype
         ds = _seen(work, tile, torch.mul(df, slopes, out=torch.empty_like(df, dtype=wide))).to(work.half)
-        _rows(work, dq, tile).add_(work.by_group(product(ds, k, dtype)[..., : call.head_dim]))
-        dk[:, :, at, :keys].add_(product(ds.mT, q, dtype)[..., : call.head_dim])
+        _add(work, dq, tile, ds, k[..., : call.head_dim])
+        add_product(dk[:, :, at, :keys], ds.mT, q[..., : call.head_dim])
 
 
 def _tokens(work: Work, tile: Tile) -> tuple[Tensor, Tensor]:
@@ -80,6 +80,15 @@ def _tokens(work: Work, tile: Tile) -> tuple[Tensor, Tensor]:
 def _rows(work: Work, x: Tensor, tile: Tile) -> Tensor:
     """Return the rows of a tile as a view, (B, Hkv, slots, G, rows, ...)."""
     return work.by_group(x[:, :, tile.slots])[..., tile.start : tile.stop, :]
+
+
+def _add(work: Work, total: Tensor, tile: Tile, a: Tensor, b: Tensor) -> None:
+    """Add a product to the rows of a tile."""
+    rows = _rows(work, total, tile)
+    if work.call.groups == 1:
+        add_product(rows.squeeze(3), a, b)
+    else:
+        rows.add_(work.by_group(product(a, b, total.dtype)))
 
 
 def _stacked_rows(work: Work, x: Tensor, tile: Tile) -> Tensor:
@@ -139,7 +148,7 @@ def _seen(work: Work, tile: Tile, weights: Tensor) -> Tensor:
     if packed:
         each.masked_fill_(~_sees(work, tile), 0)
     else:
-        each.tril_(tile.start)
+        each[..., tile.start :].tril_()  # its rows see all keys before
     return weights
 
 

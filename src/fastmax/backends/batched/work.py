@@ -127,19 +127,24 @@ class Work:
         return best
 
     @property
+    def bytes_per_slot(self) -> int:
+        """Return the bytes of the temporary tensors of a slot and key head: features, their gradient, and sums."""
+        return (2 * self.half.itemsize * self.chunk * (1 + self.call.groups) + 12 * self.columns) * self.widest
+
+    @property
     def bytes_per_head(self) -> int:
-        """Return the bytes of the temporary tensors of a slot and key head, or of a row of all pairs."""
+        """Return those of all slots of a key head, or of a row of all pairs."""
         call = self.call
-        rows = 1 + call.groups
         if self.is_dense:
             return max(1, 16 * call.groups * call.k.shape[2])
-        return (3 * self.half.itemsize * self.chunk * rows + 12 * self.columns) * self.widest
+        sequences = 0 if call.cu_seqlens_k is None else call.cu_seqlens_k.shape[0] - 1
+        return self.bytes_per_slot * max(1, -(-max(call.q.shape[2], call.k.shape[2]) // self.chunk) + sequences)
 
     @cached_property
     def at_once(self) -> int:
         """The slots of a span: as many as fit the budget."""
         heads = self.call.k.shape[0] * self.call.k.shape[1]
-        return max(1, self.budget // (self.bytes_per_head * heads))
+        return max(1, self.budget // (self.bytes_per_slot * heads))
 
     @cached_property
     def slots(self) -> tuple[Slots, Slots]:
