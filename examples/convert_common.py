@@ -80,6 +80,7 @@ def parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     p.add_argument("--decay", choices=("none", "learned", "gated"), default="none")
     p.add_argument("--memory", type=float, nargs=2, default=(2.0, 7.0))
     p.add_argument("--normalize", choices=tuple(NORMALIZE), default="default")
+    p.add_argument("--qk-head-dim", type=int, help="channels of queries and keys; default those of the model's heads")
     p.add_argument("--window", type=int, nargs="*", default=[], help="keep softmax over so many tokens: first the tokens, "
                    "then the numbers of the layers")  # fmt: skip
     p.add_argument("--transfer-steps", type=int, default=100)
@@ -115,6 +116,7 @@ def run(
         decay=None if args.decay == "none" else args.decay,
         memory=tuple(args.memory),
         normalize=NORMALIZE[args.normalize],
+        qk_head_dim=args.qk_head_dim,
         windows={layer_name.format(number): args.window[0] for number in args.window[1:]},
         transfer=Stage(args.transfer_steps, args.transfer_lr, train=args.transfer_train),
         distill=Stage(args.distill_steps, args.distill_lr, scale_lr=1e-2, gate_lr=1e-2, train=args.distill_train),

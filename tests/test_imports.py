@@ -37,6 +37,7 @@ LAYERS: list[list[set[str]]] = [
     [{"ops", "_eager_path"}],
     [{"api"}],
     [{"models", "nn", "state", "integrations", "distributed"}],
+    [{"costs"}],
     [{"fastmax"}],
     [{"doctor"}],
     [{"__main__"}],

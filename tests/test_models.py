@@ -19,6 +19,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {"decay": None, "rotary": False},
     "learned, rms": {"decay": "learned", "normalize": "rms", "memory": (1.0, 3.0)},
     "order 1": {"order": 1},
+    "narrow": {"qk_head_dim": 2, "window": 5, "window_layers": (1,)},
     "window": {"window": 5, "window_layers": (1,)},
     "window, conv": {"window": 9, "window_layers": (0,), "conv": 3, "learn_scale": True},
 }

@@ -35,7 +35,7 @@ PRIVATE = {
     "fastmax.call": ("Call", "InputGrads", "Options", "OutputGrads", "accumulation_dtype"),
     "fastmax.distributed.scan": ("gathers", "rounds"),
     "fastmax.features": ("feature_count",),
-    "fastmax.integrations.transformers.options": ("CHILD",),
+    "fastmax.integrations.transformers.options": ("CHILD", "QKProjection"),
     "fastmax.plan": ("RULE", "Plan", "cheaper_form", "kernel_chunk"),
 }
 

@@ -38,8 +38,9 @@ class LMConfig:
         conv: the number of tokens that a short causal convolution before each attention sees, 0 for none: it helps recall.
         dropout: of the attention, and after each perceptron.
         window: softmax over this many of the last tokens instead of Fastmax, in the `window_layers`. Of the options above,
-            `rotary`, `conv` and `dropout` hold there too.
+            `rotary`, `conv`, `dropout` and `qk_head_dim` hold there too.
         window_layers: numbers of these layers, the first being 0.
+        qk_head_dim: channels of each head's queries and keys, default width / heads, as values have.
     """
 
     vocabulary: int
@@ -58,6 +59,7 @@ class LMConfig:
     dropout: float = 0.0
     window: int | None = None
     window_layers: tuple[int, ...] = ()
+    qk_head_dim: int | None = None
 
     def __post_init__(self) -> None:
         if (self.window is None) != (len(self.window_layers) == 0):
@@ -117,6 +119,7 @@ class DecoderBlock(nn.Module):
             dropout=c.dropout,
             batch_first=True,
             rotary=c.rotary,
+            qk_head_dim=c.qk_head_dim,
             **(fastmax if window is None else {"window": window}),
         )
         self.mlp = nn.Sequential(

@@ -48,7 +48,7 @@ def layer_of(kind: str) -> FastmaxAttention:
     kinds: dict[str, dict[str, Any]] = {
         "rotary": {"rotary": True, "decay": "gated", "memory": (1.0, 3.0)},
         "learned": {"learn_scale": True, "decay": "learned", "num_kv_heads": 1},
-        "not first": {"batch_first": False, "rotary": True},
+        "not first": {"batch_first": False, "rotary": True, "qk_head_dim": 2},
     }
     return FastmaxAttention(8, 2, **{"batch_first": True, **kinds[kind]}).double()
 

@@ -87,6 +87,7 @@ def test_what_the_user_says_of_caches_wins(llama: Any) -> None:
         {"order": 4, "decay": "learned", "layers": "model.layers.0.*"},
         {"windows": {"model.layers.0.*": 3}},
         {"decay": "gated", "windows": {"model.layers.1.*": 3}},
+        {"decay": "gated", "qk_head_dim": 4},
     ],
 )
 def test_what_is_configured_is_generated_with(options: dict[str, Any]) -> None:
@@ -107,7 +108,7 @@ def test_what_is_configured_is_generated_with(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [FastmaxCache, DynamicCache])
-@pytest.mark.parametrize("options", [{}, {"decay": "learned"}, {"windows": {"*": 3}}])
+@pytest.mark.parametrize("options", [{}, {"decay": "learned"}, {"windows": {"*": 3}}, {"qk_head_dim": 3}])
 def test_pieces_of_a_text_are_the_text(make: Any, options: dict[str, Any]) -> None:
     """Chunked prefill: a chunk of queries sees the cache, and of its own keys those up to each query."""
     model = BY_NAME["llama"].build("fastmax")

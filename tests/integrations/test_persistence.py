@@ -23,7 +23,9 @@ def configured(**more: Any) -> Any:
     """Other options in each layer, and parameters that have moved away from where they start."""
     model = LLAMA.build("sdpa")
     assert configure(model, order=2, learn_scale=True, decay="gated", memory=(1.0, 4.0), layers=[FIRST]) == (FIRST,)
-    assert configure(model, order=3, scale=0.01, normalize=True, decay="learned", layers=[SECOND], **more) == (SECOND,)
+    assert configure(
+        model, order=3, scale=0.01, normalize=True, decay="learned", qk_head_dim=3, layers=[SECOND], **more
+    ) == (SECOND,)
     torch.manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -40,11 +42,13 @@ def test_the_round_trip_is_exact(tmp_path: Path) -> None:
     assert parameters_of(loaded.model.layers[0].self_attn).options == AttentionOptions(
         2, "rms", learn_scale=True, decay="gated", memory=(1.0, 4.0)
     )
-    assert parameters_of(loaded.model.layers[1].self_attn).options == AttentionOptions(3, True, 0.01, decay="learned")
+    assert parameters_of(loaded.model.layers[1].self_attn).options == AttentionOptions(
+        3, True, 0.01, decay="learned", qk_head_dim=3
+    )
     before, after = model.state_dict(), loaded.state_dict()
     assert {name for name in before if ".fastmax." in name} == {
         f"{FIRST}.fastmax.head_scale", f"{FIRST}.fastmax.gate.bias", f"{FIRST}.fastmax.gate.weight",
-        f"{SECOND}.fastmax.gate.bias",
+        f"{SECOND}.fastmax.gate.bias", f"{SECOND}.fastmax.narrow.query", f"{SECOND}.fastmax.narrow.key",
     }  # fmt: skip
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

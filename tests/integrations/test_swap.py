@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig
 
+from fastmax import reference_attention
 from fastmax.integrations.transformers import configure, parameters_of, verify
+from fastmax.integrations.transformers.masks import fastmax_mask
 from fastmax.integrations.transformers.modules import is_cross
 from tests.integrations.architectures import ARCHITECTURES, Architecture
 from tests.integrations.properties import (
@@ -137,6 +140,39 @@ def test_fastmax1_has_order_1_and_its_scale() -> None:
     assert_within_budget(actual, expected, expected)
 
 
+def explicit(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any
+) -> tuple[Tensor, None]:
+    """Causal attention of projected queries and keys by its definition."""
+    assert attention_mask is None or attention_mask.numel() == 0
+    added = module.fastmax
+    q = torch.einsum("hdc,bhnc->bhnd", added.narrow.query, query)
+    k = torch.einsum("hdc,bhnc->bhnd", added.narrow.key, key)
+    scale = 3**-0.5 if added.head_scale is None else added.head_scale
+    o = reference_attention(q, k, value, is_causal=True, normalize="rms", scale=scale, enable_gqa=True)
+    return o.transpose(1, 2), None
+
+
+@pytest.mark.parametrize("learn_scale", [False, True])
+def test_narrow_queries_and_keys_are_projected_after_their_rotation(learn_scale: bool) -> None:
+    AttentionInterface.register("explicit", explicit)
+    AttentionMaskInterface.register("explicit", fastmax_mask)
+    model, inputs = LLAMA.build("fastmax"), LLAMA.inputs()
+    plain = outputs(model, inputs)
+    names = configure(model, qk_head_dim=3, learn_scale=learn_scale)
+    for name in names:
+        narrow = model.get_submodule(name).fastmax.narrow
+        assert (narrow.query.shape, narrow.key.shape) == ((4, 3, 8), (2, 3, 8))
+        unit = torch.eye(3, dtype=torch.float64).expand(2, 3, 3)
+        torch.testing.assert_close(narrow.key @ narrow.key.mT, unit, rtol=0, atol=1e-5)  # made in fp32
+        assert torch.equal(narrow.query, narrow.key.repeat_interleave(2, 0))
+        torch.nn.init.normal_(narrow.query)
+    found = outputs(model, inputs)
+    assert not torch.allclose(found, plain, rtol=0, atol=1e-3)
+    model.set_attn_implementation("explicit")
+    torch.testing.assert_close(found, outputs(model, inputs))
+
+
 def test_half_precision_stays_close() -> None:
     inputs = LLAMA.inputs("right")
     mask = inputs["attention_mask"].bool()
@@ -203,6 +239,8 @@ def test_options_that_make_no_sense_are_refused() -> None:
         ({"order": 7}, "order must be from 1 to 4"),
         ({"normalize": "l2"}, "normalize must be"),
         ({"decay": "fast"}, "decay must be"),
+        ({"qk_head_dim": 0}, "qk_head_dim must be a positive number of channels or None, got 0"),
+        ({"qk_head_dim": 9}, "qk_head_dim must be at most the 8 channels of model.layers.0.self_attn, got 9"),
         ({"windows": {"*": 0}}, "window must be a positive number"),
         ({"windows": {"*.0.*": 4}, "layers": "*"}, r"layers.0.self_attn is named by both layers and windows"),
         ({"layers": ["model.layers.7"]}, "no attention module is called 'model.layers.7'"),

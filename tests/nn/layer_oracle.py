@@ -11,8 +11,8 @@ from fastmax.nn.rotary import rotate
 
 def oracle(m: FastmaxAttention, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
     """The layer by its definition, for (B, L, E); `allowed` broadcasts to (B, H, L, S). Extra keys at the end."""
-    heads, D = m.num_kv_heads, m.head_dim
-    sizes = [m.embed_dim, heads * D, heads * D]
+    heads, D, Dv = m.num_kv_heads, m.qk_head_dim, m.head_dim
+    sizes = [m.num_heads * D, heads * D, heads * Dv]
     weights = (
         (m.q_proj_weight, m.k_proj_weight, m.v_proj_weight)
         if m.in_proj_weight is None
@@ -20,7 +20,7 @@ def oracle(m: FastmaxAttention, query: Tensor, key: Tensor, value: Tensor, allow
     )
     biases = (0, 0, 0) if m.in_proj_bias is None else m.in_proj_bias.split(sizes)
     q, k, v = (x @ w.T + b for x, w, b in zip((query, key, value), weights, biases, strict=True))
-    q, k, v = (x.unflatten(-1, (-1, D)).transpose(1, 2) for x in (q, k, v))
+    q, k, v = (x.unflatten(-1, (-1, d)).transpose(1, 2) for x, d in zip((q, k, v), (D, D, Dv), strict=True))
     how = {True: standardize, "rms": rms_normalize, False: lambda x: x}[m.options.normalize]
     q, k = how(q), how(k)
     if m.options.rotary:
@@ -28,8 +28,8 @@ def oracle(m: FastmaxAttention, query: Tensor, key: Tensor, value: Tensor, allow
     allowed = allowed.expand(len(query), m.num_heads, q.shape[2], k.shape[2])
     extra = []
     if m.bias_k is not None and m.bias_v is not None:
-        extra.append((standardize(m.bias_k.reshape(1, heads, 1, D)), m.bias_v.reshape(1, heads, 1, D)))
-    extra += [(torch.zeros(1, heads, 1, D),) * 2] if m.add_zero_attn else []
+        extra.append((standardize(m.bias_k.reshape(1, heads, 1, D)), m.bias_v.reshape(1, heads, 1, Dv)))
+    extra += [(torch.zeros(1, heads, 1, D), torch.zeros(1, heads, 1, Dv))] if m.add_zero_attn else []
     for extra_k, extra_v in extra:
         k = torch.cat([k, extra_k.expand(len(k), -1, -1, -1)], 2)
         v = torch.cat([v, extra_v.expand(len(v), -1, -1, -1)], 2)

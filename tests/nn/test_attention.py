@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "learned decay": {"decay": "learned"},
     "gated": {"decay": "gated"},
     "gated, order 1": {"decay": "gated", "order": 1},
+    "narrow": {"qk_head_dim": 2},
+    "wide": {"qk_head_dim": 6, "add_bias_kv": True, "add_zero_attn": True},
+    "narrow, rotary, gated, gqa, extras": {"qk_head_dim": 2, "rotary": True, "decay": "gated", "num_kv_heads": 2},
     "gated, rotary, gqa, rms": {
         "decay": "gated",
         "rotary": True,
@@ -79,7 +83,15 @@ def test_it_is_what_it_is_by_definition(options: dict[str, Any], causal: bool, p
     torch.testing.assert_close(m(x, x, x, **{**call, "average_attn_weights": True})[1], matrix.mean(1))
 
 
-@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True}, {"num_kv_heads": 2}], ids=["plain", "bias_kv", "gqa"])
+CROSS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bias_kv": {"add_bias_kv": True},
+    "gqa": {"num_kv_heads": 2},
+    "narrow": {"qk_head_dim": 2, "num_kv_heads": 2, "add_bias_kv": True, "add_zero_attn": True},
+}
+
+
+@pytest.mark.parametrize("options", CROSS.values(), ids=CROSS)
 @pytest.mark.parametrize("dims", [{}, {"kdim": 6, "vdim": 10}], ids=["", "kdim, vdim"])
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 def test_cross_attention(options: dict[str, Any], dims: dict[str, int], causal: bool) -> None:
@@ -161,6 +173,35 @@ def test_shapes_of_shared_heads() -> None:
     assert (shapes["q_proj_weight"], shapes["k_proj_weight"], shapes["v_proj_weight"]) == ((E, E), (8, 6), (8, 10))
     assert all(bool(p.isfinite().all()) for p in m.parameters())
     assert bool((m.in_proj_bias == 0).all())
+
+
+def test_shapes_of_narrow_queries_and_keys() -> None:
+    m = FastmaxAttention(E, H, qk_head_dim=2, num_kv_heads=2, add_bias_kv=True)
+    shapes = {name: tuple(p.shape) for name, p in m.named_parameters()}
+    assert shapes["in_proj_weight"] == (8 + 4 + 8, E)
+    assert shapes["in_proj_bias"] == (8 + 4 + 8,)
+    assert (shapes["bias_k"], shapes["bias_v"]) == ((1, 1, 4), (1, 1, 8))
+    assert m.scale == 1 / 2**0.5
+    m = FastmaxAttention(E, H, qk_head_dim=2, kdim=6, vdim=10)
+    shapes = {name: tuple(p.shape) for name, p in m.named_parameters()}
+    assert (shapes["q_proj_weight"], shapes["k_proj_weight"], shapes["v_proj_weight"]) == ((8, E), (8, 6), (E, 10))
+    assert [tuple(p.shape) for p in FastmaxAttention(E, H, qk_head_dim=4).parameters()] == [
+        tuple(p.shape) for p in nn.MultiheadAttention(E, H).parameters()
+    ]
+
+
+def test_a_narrow_layer_is_saved_copied_and_remade(tmp_path: Path) -> None:
+    m, x = layer(qk_head_dim=2, rotary=True, decay="gated"), randn(B, L, E)
+    expected = m(x, x, x, is_causal=True)[0]
+    torch.save(m.state_dict(), tmp_path / "layer")
+    fresh = layer(qk_head_dim=2, rotary=True, decay="gated")
+    fresh.load_state_dict(torch.load(tmp_path / "layer"))
+    again = FastmaxAttention.from_attention(m, m.options)
+    again.gate = m.gate
+    for other in (fresh, again, copy.deepcopy(m), pickle.loads(pickle.dumps(m))):
+        assert torch.equal(other(x, x, x, is_causal=True)[0], expected)
+    with pytest.raises(RuntimeError, match="size mismatch for in_proj_weight"):
+        layer(rotary=True, decay="gated").load_state_dict(m.state_dict())
 
 
 def test_the_scale_of_a_layer() -> None:
@@ -329,6 +370,9 @@ def test_repr_says_what_is_not_default() -> None:
         "embed_dim=16, num_heads=4, order=2, learn_scale=True, num_kv_heads=2, dropout=0.1, batch_first=True, "
         "normalize=False, rotary=True"
     )
+    assert FastmaxAttention(E, H, qk_head_dim=1).extra_repr() == (
+        "embed_dim=16, num_heads=4, order=2, scale=1.0, qk_head_dim=1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -338,6 +382,9 @@ def test_repr_says_what_is_not_default() -> None:
         ({"num_heads": 0}, "must be greater than 0"),
         ({"num_kv_heads": 3}, "num_kv_heads must divide num_heads = 4, got 3"),
         ({"num_kv_heads": 0}, "num_kv_heads must divide num_heads = 4, got 0"),
+        ({"qk_head_dim": 0}, "qk_head_dim must be a positive number of channels or None, got 0"),
+        ({"qk_head_dim": 2.0}, r"qk_head_dim must be a positive number of channels or None, got 2\.0"),
+        ({"qk_head_dim": 3, "rotary": True}, "rotary needs an even head dimension, got 3"),
         ({"order": 5}, "order must be from 1 to 4, got 5"),
         ({"scale": float("nan")}, "scale must be finite, got nan"),
         ({"rotary": True, "embed_dim": 12}, "rotary needs an even head dimension, got 3"),

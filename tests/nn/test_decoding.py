@@ -28,7 +28,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "gqa": {"num_kv_heads": 2},
     "learned decay": {"decay": "learned", "memory": (1.0, 4.0)},
     "gated": {"decay": "gated", "memory": (1.0, 4.0)},
+    "narrow": {"qk_head_dim": 2, "rotary": True, "decay": "gated", "memory": (1.0, 4.0), "num_kv_heads": 2},
     "window": {"window": 7},
+    "window, narrow": {"window": 7, "qk_head_dim": 2},
     "window of one": {"window": 1},
     "window, long": {"window": 100, "num_kv_heads": 2},
     "window, rotary, gqa": {"window": 11, "rotary": True, "num_kv_heads": 2},
@@ -130,6 +132,7 @@ def test_a_state_is_one_of_the_layer() -> None:
         ({"normalize": "rms"}, "expected normalize=True, got normalize=rms"),
         ({"rotary": True}, "expected normalize=True, got normalize=False"),
         ({"num_kv_heads": 2}, "expected num_kv_heads=4, got num_kv_heads=2"),
+        ({"qk_head_dim": 2, "scale": 0.5}, "expected head_dim=4, got head_dim=2"),
         ({"embed_dim": 32, "scale": 0.5}, "expected head_dim=4, value_dim=4, got head_dim=8, value_dim=8"),
     ],
 )

@@ -14,6 +14,7 @@ B, L, E, H = 3, 7, 16, 4
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "rotary, gqa, learned": {"rotary": True, "num_kv_heads": 2, "learn_scale": True},
+    "narrow": {"qk_head_dim": 2, "rotary": True, "decay": "gated"},
     "extras": {"add_bias_kv": True, "add_zero_attn": True},
     "learned decay": {"decay": "learned"},
     "gated": {"decay": "gated", "rotary": True, "normalize": "rms"},

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from fastmax.integrations.transformers import FastmaxCache, configure, parameters_of
-from fastmax_lab.conversion import Stage, convert, layers, losses
+from fastmax_lab.conversion import Stage, convert, layers, losses, narrowing
 from fastmax_lab.conversion import batches as batches_
 from fastmax_lab.conversion.parameters import learning
 
@@ -323,6 +323,50 @@ def test_other_architectures() -> None:
     assert done.layers[0].after < done.layers[0].before
 
 
+def test_projections_start_from_the_products_that_the_teacher_has() -> None:
+    """Keep all products of tokens in a subspace. Those of others change by the least possible mean square."""
+    torch.manual_seed(0)
+    q, k = (torch.randn(2, 100, 8, dtype=torch.float64) * torch.logspace(0, -2, 8) for _ in range(2))
+
+    def changes(q: Tensor, k: Tensor, channels: int) -> Tensor:
+        to_q, to_k = narrowing.balanced(q.mT @ q, k.mT @ k, channels)
+        assert to_q.shape == to_k.shape == (2, channels, 8)
+        return (q @ to_q.mT) @ (k @ to_k.mT).mT - q @ k.mT
+
+    basis = torch.randn(2, 3, 8, dtype=torch.float64)
+    flat = k[..., :3] @ basis
+    assert changes(q, flat, 3).abs().max() < 1e-4 * (q @ flat.mT).abs().max()
+    assert changes(q, k, 8).abs().max() < 1e-10
+    least = torch.linalg.svdvals(q @ k.mT)[:, 3:].square().sum(-1)  # Eckart and Young
+    torch.testing.assert_close(changes(q, k, 3).square().sum((-2, -1)), least)
+
+
+def test_narrow_queries_and_keys(tmp_path: Path) -> None:
+    teacher, batches = llama(), sentences(6)
+    done = convert(teacher, batches, decay="gated", qk_head_dim=4, **SHORT | {"transfer": Stage(30, 1e-3)})
+    narrow = done.model.get_submodule("model.layers.0.self_attn.fastmax.narrow")
+    assert (narrow.query.shape, narrow.key.shape) == ((4, 4, 8), (2, 4, 8))
+    assert all(layer.after < layer.before for layer in done.layers), str(done)
+    assert done.losses["distill"] <= done.losses["transfer"] < done.losses["before"]
+    untrained = llama()
+    configure(untrained, decay="gated", learn_scale=True, memory=(2.0, 7.0), qk_head_dim=4)
+    at_random = layers.layer_errors(untrained, layers.pairs(untrained, teacher), batches[0], learn=False)
+    assert sum(layer.before for layer in done.layers) < sum(error.item() for error in at_random.values())
+    names, groups = learning(untrained, Stage(1, 1e-3, scale_lr=1.0, gate_lr=2.0))
+    assert "model.layers.0.self_attn.fastmax.narrow.query" in names
+    assert any(p is untrained.model.layers[0].self_attn.fastmax.narrow.key for p in groups[0]["params"])
+    done.model.save_pretrained(tmp_path / "student")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "student")
+    x = batches[0]["input_ids"]
+    assert torch.equal(again(x).logits, done.model(x).logits)
+    path, options = tmp_path / "state.safetensors", {"qk_head_dim": 4, **SHORT}
+    with pytest.raises(StopHereError):
+        convert(teacher, batches, **options, checkpoint_path=path, save_every=2, watch=stopping_at("transfer", 5))
+    resumed, whole = (convert(teacher, batches, **options, **more) for more in ({"checkpoint_path": path}, {}))
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+
 def test_what_does_not_count_is_not_compared() -> None:
     teacher, (batch,) = bert(), sentences(1, "right")
     output = teacher(**batch, output_hidden_states=True)
@@ -375,6 +419,7 @@ def test_a_loss_of_ones_own() -> None:
         ({"save_every": 0}, "save_every must be at least 1, got 0"),
         ({"transfer": Stage(9, float("inf"))}, "the error is nan at step 2 of transfer: take smaller learning rates"),
         ({"order": 5}, "order must be from 1 to 4"),
+        ({"qk_head_dim": 9}, "qk_head_dim must be at most the 8 channels of model.layers.0.self_attn, got 9"),
     ],
 )  # fmt: skip
 def test_refusals(change: dict[str, Any], message: str) -> None:

@@ -12,7 +12,7 @@ from fastmax.core import normalized
 from fastmax.nn import decoding, masks, projection, sharded
 from fastmax.nn.decoding import State
 from fastmax.nn.gate import MEMORY, ForgetGate
-from fastmax.nn.options import LayerOptions
+from fastmax.nn.options import LayerOptions, check_qk_head_dim
 from fastmax.nn.rotary import rotate
 from fastmax.nn.sharded import SharesSequence
 from fastmax.reference import attention_matrix
@@ -29,7 +29,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         torch.Size([2, 100, 64])
 
     Constructor, parameters, `forward` and results are those of torch.nn.MultiheadAttention, and state_dicts load from one
-    into the other, unless `num_kv_heads` or `learn_scale` asks for other parameters. What differs:
+    into the other, unless `num_kv_heads`, `qk_head_dim` or `learn_scale` asks for other parameters. What differs:
 
     - A mask may be causal, hide keys from all queries, or both, given in any form that MultiheadAttention takes;
       any other mask is a ValueError.
@@ -55,6 +55,10 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         num_kv_heads: heads of keys and values, each shared by num_heads / num_kv_heads query heads. With E_kv =
             num_kv_heads * head_dim, in_proj_weight is then (embed_dim + 2 E_kv, embed_dim), k_proj_weight (E_kv, kdim),
             v_proj_weight (E_kv, vdim), in_proj_bias (embed_dim + 2 E_kv,), bias_k and bias_v (1, 1, E_kv).
+        qk_head_dim: channels of each head's queries and keys, default head_dim = embed_dim / num_heads, which values always
+            have. A state has C(qk_head_dim + order, order) features, so for heads of 128 take 32: `fastmax.cost` has the
+            numbers. Weights and biases that make queries and keys then have num_heads * qk_head_dim and
+            num_kv_heads * qk_head_dim rows.
         dropout_mode: "standard", "1d" or "quadratic", see `fastmax_attention`.
         backend: "auto" or the name of one.
         window: W. Compute softmax over a sliding window instead of Fastmax, in self attention: each token sees the tokens
@@ -65,6 +69,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
 
     head_scale: nn.Parameter | None
     num_kv_heads: int
+    qk_head_dim: int
 
     def __init__(
         self,
@@ -89,6 +94,7 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         decay: str | None = None,
         memory: tuple[float, float] = MEMORY,
         num_kv_heads: int | None = None,
+        qk_head_dim: int | None = None,
         dropout_mode: str = "quadratic",
         backend: str = "auto",
         window: int | None = None,
@@ -100,12 +106,13 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
             raise ValueError(f"embed_dim must be divisible by num_heads, got {embed_dim} and {num_heads}")
         if num_kv_heads is not None and (num_kv_heads < 1 or num_heads % num_kv_heads):
             raise ValueError(f"num_kv_heads must divide num_heads = {num_heads}, got {num_kv_heads}")
+        check_qk_head_dim(qk_head_dim)
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
-        self.num_kv_heads = num_kv_heads or num_heads
-        if self.num_kv_heads != num_heads:
-            self._share_heads(self.num_kv_heads * self.head_dim)
+        self.num_kv_heads, self.qk_head_dim = num_kv_heads or num_heads, qk_head_dim or self.head_dim
+        if (self.num_kv_heads, self.qk_head_dim) != (num_heads, self.head_dim):
+            self._resize_projections()
         self._configure(options)
 
     @classmethod
@@ -116,15 +123,16 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         for registry in ("_parameters", "_buffers", "_modules"):  # so that what is added here does not appear there
             layer.__dict__[registry] = module.__dict__[registry].copy()
         layer.num_kv_heads = getattr(module, "num_kv_heads", module.num_heads)
+        layer.qk_head_dim = getattr(module, "qk_head_dim", module.head_dim)
         layer._configure(options or LayerOptions())
         return layer
 
     def _configure(self, options: LayerOptions) -> None:
-        if options.rotary and self.head_dim % 2:
-            raise ValueError(f"rotary needs an even head dimension, got {self.head_dim}")
+        if options.rotary and self.qk_head_dim % 2:
+            raise ValueError(f"rotary needs an even head dimension, got {self.qk_head_dim}")
         self.fused_path_guard = _fused_path_guard()
         self.options = options
-        self.scale = options.scale_of(self.head_dim)
+        self.scale = options.scale_of(self.qk_head_dim)
         start = self.out_proj.weight.new_full((self.num_heads,), self.scale)
         self.register_parameter("head_scale", nn.Parameter(start) if options.learn_scale else None)
         if options.window is not None:
@@ -157,14 +165,22 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         """Return the number, or the learned one per head."""
         return self.scale if self.head_scale is None else self.head_scale
 
-    def _share_heads(self, kv_dim: int) -> None:
+    @property
+    def _projected_dims(self) -> tuple[int, int, int]:
+        """Return the channels of all heads' queries, keys and values."""
+        q, k = (heads * self.qk_head_dim for heads in (self.num_heads, self.num_kv_heads))
+        return q, k, self.num_kv_heads * self.head_dim
+
+    def _resize_projections(self) -> None:
+        q_dim, k_dim, v_dim = self._projected_dims
         shapes = {
-            "in_proj_weight": (self.embed_dim + 2 * kv_dim, self.embed_dim),
-            "k_proj_weight": (kv_dim, self.kdim),
-            "v_proj_weight": (kv_dim, self.vdim),
-            "in_proj_bias": (self.embed_dim + 2 * kv_dim,),
-            "bias_k": (1, 1, kv_dim),
-            "bias_v": (1, 1, kv_dim),
+            "in_proj_weight": (q_dim + k_dim + v_dim, self.embed_dim),
+            "q_proj_weight": (q_dim, self.embed_dim),
+            "k_proj_weight": (k_dim, self.kdim),
+            "v_proj_weight": (v_dim, self.vdim),
+            "in_proj_bias": (q_dim + k_dim + v_dim,),
+            "bias_k": (1, 1, k_dim),
+            "bias_v": (1, 1, v_dim),
         }
         for name, shape in shapes.items():
             if getattr(self, name) is not None:
@@ -343,7 +359,8 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project to heads, (B, heads, L, D) each."""
         separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        q, k, v = projection.project(query, key, value, separate, self.in_proj_weight, self.in_proj_bias)
+        packed = self.in_proj_weight, self.in_proj_bias
+        q, k, v = projection.project(query, key, value, self._projected_dims, separate, *packed)
         return (
             projection.split_heads(q, self.num_heads, self.batch_first),
             projection.split_heads(k, self.num_kv_heads, self.batch_first),
@@ -392,9 +409,9 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
             keys.append(self._standardized(k) if self.options.rotary else k)
             values.append(v)
         if self.add_zero_attn:
-            zeros = self.out_proj.weight.new_zeros(1, self.num_kv_heads, 1, self.head_dim)
-            keys.append(zeros)
-            values.append(zeros)
+            zeros = self.out_proj.weight.new_zeros(1, self.num_kv_heads, 1, max(self.qk_head_dim, self.head_dim))
+            keys.append(zeros[..., : self.qk_head_dim])
+            values.append(zeros[..., : self.head_dim])
         return keys, values
 
     def extra_repr(self) -> str:
@@ -404,7 +421,8 @@ class FastmaxAttention(nn.MultiheadAttention, SharesSequence):
         else:
             shown["window"] = self.options.window
         shown |= {"learn_scale": True} if self.options.learn_scale else {"scale": round(self.scale, 4)}
-        for name, default in (("num_kv_heads", self.num_heads), ("dropout", 0.0), ("batch_first", False)):
+        sizes = {"num_kv_heads": self.num_heads, "qk_head_dim": self.head_dim}
+        for name, default in {**sizes, "dropout": 0.0, "batch_first": False}.items():
             if getattr(self, name) != default:
                 shown[name] = getattr(self, name)
         for name in ("normalize", "rotary", "rotary_base", "decay", "memory", "dropout_mode", "backend"):

@@ -28,6 +28,7 @@ def new_state(
         return WindowState.empty(
             batch,
             layer.num_kv_heads,
+            layer.qk_head_dim,
             layer.head_dim,
             window=layer.options.window,
             scale=layer.scale,
@@ -37,6 +38,7 @@ def new_state(
     return FastmaxState.empty(
         batch,
         layer.num_kv_heads,
+        layer.qk_head_dim,
         layer.head_dim,
         order=layer.options.order,
         scale=layer.any_scale,
@@ -56,7 +58,7 @@ def check(layer: "FastmaxAttention", state: State, need_weights: bool, is_causal
         raise ValueError("a state keeps no keys, so it has no weights: need_weights must be False")
     if not is_causal:
         raise ValueError("attention with a state is causal: is_causal must be True")
-    expected = {"num_kv_heads": layer.num_kv_heads, "head_dim": layer.head_dim, "value_dim": layer.head_dim}
+    expected = {"num_kv_heads": layer.num_kv_heads, "head_dim": layer.qk_head_dim, "value_dim": layer.head_dim}
     if layer.options.window is not None:
         expected |= {"window": layer.options.window}
     else:

@@ -19,6 +19,12 @@ def layer_scale(order: int, head_dim: int) -> float:
     return 1 / sqrt(head_dim) if order % 2 == 0 else 1 / head_dim
 
 
+def check_qk_head_dim(qk_head_dim: int | None) -> None:
+    """Refuse a number of channels of queries and keys that is none."""
+    if qk_head_dim is not None and not (type(qk_head_dim) is int and qk_head_dim >= 1):
+        raise ValueError(f"qk_head_dim must be a positive number of channels or None, got {qk_head_dim!r}")
+
+
 @dataclass(frozen=True)
 class LayerOptions:
     """The plain values that make an attention layer a Fastmax layer, as `FastmaxAttention` documents them.

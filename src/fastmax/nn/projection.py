@@ -44,18 +44,19 @@ def project(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    rows: Sequence[int],
     weights: Sequence[Tensor | None],
     packed: Tensor | None,
     bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply the in-projections, by the packed weight or by those of q, k and v, in as few products as the inputs allow."""
-    rows = [query.shape[-1]] * 3
+    """Apply the in-projections, by the packed weight or by those of q, k and v, in as few products as the inputs allow.
+
+    `rows` are the channels that q, k and v get.
+    """
+    rows = list(rows)
     if packed is None:
         w_q, w_k, w_v = (w for w in weights if w is not None)
-        rows = [w_q.shape[0], w_k.shape[0], w_v.shape[0]]
     else:
-        kv = (packed.shape[0] - rows[0]) // 2
-        rows = [rows[0], kv, kv]
         if query is key is value:
             q, k, v = torch.split(linear(query, packed, bias), rows, -1)
             return q, k, v

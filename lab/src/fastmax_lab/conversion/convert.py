@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from fastmax.integrations.transformers import configure
-from fastmax_lab.conversion import layers, losses
+from fastmax_lab.conversion import layers, losses, narrowing
 from fastmax_lab.conversion.batches import Batch, on, split
 from fastmax_lab.conversion.recipe import Recipe, Stage
 from fastmax_lab.conversion.report import Conversion
@@ -28,6 +30,7 @@ def convert(
     memory: tuple[float, float] = MEMORY,
     normalize: bool | str | None = None,
     learn_scale: bool = True,
+    qk_head_dim: int | None = None,
     windows: Mapping[str, int] | None = None,
     transfer: Stage = TRANSFER,
     distill: Stage = DISTILL,
@@ -58,6 +61,8 @@ def convert(
         memory: of the student, as in `configure`.
         normalize: of the student, as in `configure`.
         learn_scale: learn one scale per head.
+        qk_head_dim: as in `configure`. The projections of queries and keys start from those that change the products of the
+            teacher's least, on the first batch that is trained on, and learn in both stages.
         windows: as in `configure`: layers that keep softmax, with the number of the last tokens that they see.
         transfer: how long and how fast the first stage learns, and what.
         distill: the same for the second.
@@ -96,14 +101,18 @@ def convert(
         loss=losses.name_of(loss),
         held_out=held_out,
         keep_best=keep_best,
+        qk_head_dim=qk_head_dim,
     )
     student = deepcopy(teacher)
-    chosen = configure(
-        student, order, normalize=normalize, learn_scale=learn_scale, decay=decay, memory=memory, windows=windows
-    )
+    shared: dict[str, Any] = {"normalize": normalize, "learn_scale": learn_scale, "qk_head_dim": qk_head_dim}
+    chosen = configure(student, order, decay=decay, memory=memory, windows=windows, **shared)
     if decay is not None:  # keys of another sequence have no distance to fade with
         crossing = [name for name in crossing if name in chosen]
-        configure(student, order, normalize=normalize, learn_scale=learn_scale, layers=crossing)
+        configure(student, order, layers=crossing, **shared)
+    if qk_head_dim is not None:
+        first = next(stream)
+        stream = chain((first,), stream)
+        narrowing.start(student, teacher, on(teacher.device, first))
     run = ConversionRun(
         teacher,
         student,

@@ -29,7 +29,7 @@ def learning(student: PreTrainedModel, stage: Stage) -> tuple[list[str], list[Gr
     names = []
     for name, parameter in student.named_parameters():
         added = name.partition(own)[2]
-        kind = scales if added.startswith(scales) else gates if added else "weights"
+        kind = next((kind for kind in (scales, gates) if added.startswith(kind)), "weights")
         parameter.requires_grad_(bool(added) or name in wanted)
         if parameter.requires_grad:
             groups[kind]["params"].append(parameter)

@@ -59,6 +59,7 @@ class Recipe:
     loss: str
     held_out: int
     keep_best: bool = True
+    qk_head_dim: int | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)

@@ -54,6 +54,8 @@ def attend(
         return o.transpose(1, 2).contiguous(), None
     child = parameters_of(module)
     log_decay = None if child is None else child.log_decay(value)
+    if child is not None and child.narrow is not None:
+        query, key = child.narrow(query, key)
     chosen: dict[str, Any] = {
         "order": options.order,
         "scale": _scale(options, query.shape[-1], scaling)

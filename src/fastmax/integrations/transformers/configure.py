@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from transformers import PreTrainedModel
 
 from fastmax.integrations.transformers import persistence
-from fastmax.integrations.transformers.modules import attention_modules, has_window, is_cross, is_rotary
+from fastmax.integrations.transformers.modules import attention_modules, has_window, heads_of, is_cross, is_rotary
 from fastmax.integrations.transformers.options import AttentionOptions, parameters_of
 from fastmax.integrations.transformers.register import register
 from fastmax.nn.gate import MEMORY
@@ -21,6 +21,7 @@ def configure(
     learn_scale: bool = False,
     decay: str | None = None,
     memory: tuple[float, float] = MEMORY,
+    qk_head_dim: int | None = None,
     windows: Mapping[str, int] | None = None,
     dropout_mode: str = "quadratic",
     backend: str = "auto",
@@ -39,6 +40,9 @@ def configure(
         normalize: default "rms" in modules that apply rotary positions, which it commutes with, True in others.
         scale: default 1 / sqrt(D), 1 / D for odd orders (with normalize=False the module's own).
         decay: "gated" by a linear map of the token's values. Cross attention never decays.
+        qk_head_dim: channels to which a learned projection takes each head's queries and keys, after their rotation. The
+            state is then of C(qk_head_dim + order, order) features: 15 times smaller for 128 -> 32 at order 2. Train the
+            model afterwards, as after any change.
         windows: layers that keep softmax, by name or pattern, with the number of the last tokens that they see.
         layers: the layers that get Fastmax with these options: a name as `attention_modules` lists them, a pattern like
             "model.layers.[02].*" (`*` matches dots too), or several of these. Default: all but those with a window.
@@ -87,8 +91,11 @@ def configure(
             fading = None if is_cross(name, modules[name]) else decay
             options[name] = AttentionOptions(
                 order, own if normalize is None else normalize, scale, learn_scale, fading, (memory[0], memory[1]), None,
-                dropout_mode, backend,
+                dropout_mode, backend, qk_head_dim,
             )  # fmt: skip
+            head_dim = heads_of(modules[name]).head_dim
+            if qk_head_dim is not None and qk_head_dim > head_dim:
+                raise ValueError(f"qk_head_dim must be at most the {head_dim} channels of {name}, got {qk_head_dim}")
         elif name in windowed:
             options[name] = AttentionOptions(normalize=own, window=windowed[name])
         else:

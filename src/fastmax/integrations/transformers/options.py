@@ -6,8 +6,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from fastmax.integrations.transformers.modules import Heads
 from fastmax.nn.gate import MEMORY, ForgetGate
-from fastmax.nn.options import LayerOptions, layer_scale
+from fastmax.nn.options import LayerOptions, check_qk_head_dim, layer_scale
 
 CHILD = "fastmax"
 """The name of the child module of an attention module that holds its options and parameters."""
@@ -30,9 +31,11 @@ class AttentionOptions:
     window: int | None = None
     dropout_mode: str = "quadratic"
     backend: str = "auto"
+    qk_head_dim: int | None = None
 
     def __post_init__(self) -> None:
-        LayerOptions(**vars(self))  # which checks them
+        check_qk_head_dim(self.qk_head_dim)
+        LayerOptions(**{name: value for name, value in vars(self).items() if name != "qk_head_dim"})  # checks the rest
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options for JSON, with lists instead of tuples."""
@@ -48,6 +51,34 @@ class AttentionOptions:
         return cls(**{**values, "memory": (shortest, longest)})
 
 
+class QKProjection(nn.Module):
+    """A learned projection of each head's queries and keys to fewer channels, after their rotation.
+
+    It starts from orthonormal rows, at random, the same for a key head and its query heads: products of tokens then are those
+    of their parts in one subspace.
+
+    Attributes:
+        query: (Hq, D', D).
+        key: (Hkv, D', D).
+    """
+
+    def __init__(
+        self,
+        heads: Heads,
+        channels: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        start = torch.linalg.qr(torch.randn(heads.kv_heads, heads.head_dim, channels, device=device)).Q.mT.to(dtype)
+        self.query = nn.Parameter(start.repeat_interleave(heads.heads // heads.kv_heads, 0))
+        self.key = nn.Parameter(start.clone())
+
+    def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Project (B, Hq, Nq, D) and (B, Hkv, Nk, D) to D' channels."""
+        return query @ self.query.to(query.dtype).mT, key @ self.key.to(key.dtype).mT
+
+
 class AttentionParameters(nn.Module):
     """The child `fastmax` of an attention module: its options, and the parameters that they add.
 
@@ -60,32 +91,35 @@ class AttentionParameters(nn.Module):
         head_scale: (Hq,), one scale per query head, if `learn_scale`; else None.
         gate: a `fastmax.nn.ForgetGate`, if `decay`; else None. It reads the token's values, (B, N, Hkv * Dv), which every
             cache of keys and values has for earlier tokens too, so that all ways to generate give the same tokens.
+        narrow: a `QKProjection`, if `qk_head_dim`; else None.
     """
 
     head_scale: nn.Parameter | None
     gate: ForgetGate | None
+    narrow: QKProjection | None
 
     def __init__(
         self,
         options: AttentionOptions,
+        heads: Heads,
         *,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.options = options
-        start = layer_scale(options.order, head_dim) if options.scale is None else options.scale
-        scales = torch.full((heads,), start, device=device, dtype=dtype) if options.learn_scale else None
+        channels = options.qk_head_dim or heads.head_dim
+        start = layer_scale(options.order, channels) if options.scale is None else options.scale
+        scales = torch.full((heads.heads,), start, device=device, dtype=dtype) if options.learn_scale else None
         self.register_parameter("head_scale", None if scales is None else nn.Parameter(scales))
-        value_dim = head_dim if value_dim is None else value_dim
-        self.gate = None
+        self.gate = self.narrow = None
         if options.decay is not None:
-            width = kv_heads * value_dim
-            self.gate = ForgetGate(width, kv_heads, options.memory, kind=options.decay, device=device, dtype=dtype)
+            width = heads.kv_heads * heads.value_dim
+            self.gate = ForgetGate(
+                width, heads.kv_heads, options.memory, kind=options.decay, device=device, dtype=dtype
+            )
+        if options.qk_head_dim is not None:
+            self.narrow = QKProjection(heads, options.qk_head_dim, device=device, dtype=dtype)
 
     def log_decay(self, value: Tensor) -> Tensor | None:
         """Return the decay of every token alone, (B, Hkv, N, Dv) -> (B, Hkv, N) or (Hkv, 1)."""

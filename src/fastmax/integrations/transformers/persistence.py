@@ -75,16 +75,7 @@ class FastmaxLoader(HfQuantizer):
 def give_parameters(module: nn.Module, options: AttentionOptions) -> None:
     """Put the child with the options and new parameters into an attention module, on its device and in its dtype."""
     like = next(module.parameters())
-    heads = heads_of(module)
-    child = AttentionParameters(
-        options,
-        heads=heads.heads,
-        kv_heads=heads.kv_heads,
-        head_dim=heads.head_dim,
-        value_dim=heads.value_dim,
-        device=like.device,
-        dtype=like.dtype,
-    )
+    child = AttentionParameters(options, heads_of(module), device=like.device, dtype=like.dtype)
     module.add_module(CHILD, child.train(module.training))
 
 
