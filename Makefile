@@ -65,7 +65,7 @@ package: $(STAMP)  ## the source distribution, the wheel made of it, and both tr
 	$(BIN)/python tools/repair_wheel.py dist/built dist
 	$(BIN)/python -m pytest --numprocesses 0 --wheel "$$(ls dist/*.whl)" -m packaged tests/packaging
 
-BENCHMARKS := core kernel decode generate dropout decay values distributed long lra
+BENCHMARKS := core kernel decode generate dropout decay values narrow distributed long lra
 bench: $(STAMP)  ## every benchmark; results go to lab/results/bench/
 	$(foreach name,$(BENCHMARKS),$(BIN)/fastmax-lab bench $(name) --out lab/results/bench/$(name).jsonl &&) true
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastmax_lab.measurements import read
-from fastmax_lab.report import core, decay, decode, distributed, dropout, generate, kernel, long
+from fastmax_lab.report import core, decay, decode, distributed, dropout, generate, kernel, long, narrow
 from fastmax_lab.report.page import build
 from fastmax_lab.report.page.results import load
 
@@ -54,7 +54,7 @@ KNOWN: dict[str, dict[str, str]] = {
 ERROR = "its standard error"
 SUMMARIES = {
     "core": core, "decay": decay, "decode": decode, "distributed": distributed, "dropout": dropout, "generate": generate,
-    "kernel": kernel, "long": long,
+    "kernel": kernel, "long": long, "narrow": narrow,
 }  # fmt: skip
 UNITS = {"ms": 1e-3, "s": 1.0, "µs": 1e-6, "us": 1e-6, "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20,
          "%": 0.01, "points": 0.01, "x": 1.0, "times": 1.0, "nats": 1.0, "±": 1.0, "": 1.0}  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 from fastmax.backends import native
 from fastmax_lab import __version__, _cells, cli
 from fastmax_lab._progress import Progress
-from fastmax_lab.bench import core, decode, dropout, kernel, long, measure, memory
+from fastmax_lab.bench import core, decode, dropout, kernel, long, measure, memory, narrow
 from fastmax_lab.bench.selection import Selection
 from fastmax_lab.measurements import read
 from fastmax_lab.report import kernel as kernel_report
@@ -256,6 +256,15 @@ def test_bench_decode(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert [(cell["batch"], cell["context"]) for cell in cells] == [(1, 8), (1, 32), (2, 8)]
     assert all(set(cell["seconds"]) == {"fastmax", "softmax", "copy"} for cell in cells)
     assert "Slowest over fastest context" in capsys.readouterr().out
+
+
+def test_bench_narrow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setattr(narrow, "CELLS", ((8, (2, 8)),))
+    assert cli.main(["bench", "narrow", "--quick", "--tokens", "16", "32", "--out", str(tmp_path / "n.jsonl")]) == 0
+    cells = [d.settings | d.values for d in read(tmp_path / "n.jsonl")]
+    assert [(cell["tokens"], cell["backward"]) for cell in cells] == [(16, False), (16, True), (32, False), (32, True)]
+    assert all(set(cell["seconds"]) == {"sdpa", "2", "8"} for cell in cells)
+    assert "16, 2 beside 8" in capsys.readouterr().out
 
 
 def test_bench_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench dropout": bench.DropoutBenchmark,
     "bench decay": bench.DecayBenchmark,
     "bench values": bench.ValuesBenchmark,
+    "bench narrow": bench.Narrow,
     "bench distributed": bench.Distributed,
     "bench long": bench.Long,
     "bench lra": bench.Lra,

@@ -60,6 +60,18 @@ class ValuesBenchmark(Benchmark):
     """Measure a call by the values of its inputs: tiny, huge, constant, equal or sparse ones."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Narrow(Benchmark):
+    """Measure queries and keys of fewer channels than values, against as many and softmax."""
+
+    tokens: Annotated[tuple[int, ...], Range(at_least=1, at_most=1 << 22)] = (4096, 16384)
+    """Lengths of the sequence."""
+
+    def run(self) -> None:
+        self.limit_threads()
+        self.measure("narrow", self.quick, self.tokens)
+
+
 class Distributed(Benchmark):
     """Measure a sequence over several processes: bytes, time, and the computed cost on many machines."""
 
