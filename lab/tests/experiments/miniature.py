@@ -15,6 +15,7 @@ from fastmax_lab.bench.scaling import Grid
 from fastmax_lab.experiments import (
     dropout,
     exactness,
+    far_grid,
     language,
     lra,
     lra_layers,
@@ -28,6 +29,7 @@ from fastmax_lab.experiments import (
     scaling,
 )
 from fastmax_lab.experiments.dropout import DropoutRun
+from fastmax_lab.experiments.far import FarRun
 from fastmax_lab.experiments.items import Item
 from fastmax_lab.experiments.lra import TaskBudget
 from fastmax_lab.experiments.maps import ImageRun
@@ -61,6 +63,8 @@ def items() -> list[Item]:
         found += [order_one.item(OrderOneRun(data, scale, 0, **small)) for data in ("shapes", "listops")]
     for name in ("softmax", "fastmax2, gated", "performer"):
         found.append(recall_grid.item(RecallRun(name, names=8, pairs=3, steps=4, batch=2, width=8)))
+    for name in far_grid.QUICK_RECIPES:
+        found.append(far_grid.item(FarRun(name, 2, length=32, steps=4, tokens=64, names=4, noise=4, width=8)))
     found.append(
         lra_speed.item(LayerCell("text", 1, 0.0), ("vanilla", "softmax", "fastmax1", "fastmax2"), rounds=1, cost=1)
     )

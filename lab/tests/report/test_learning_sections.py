@@ -10,7 +10,7 @@ from lab.tests.records import record
 from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.map_panel import Panel, draw_panel, map_of, typical
 from fastmax_lab.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Chart, Series
-from fastmax_lab.report.page.sections import dropout, language, lra_settings, maps, recall
+from fastmax_lab.report.page.sections import dropout, language, lra_settings, maps, recall, recall_far
 from fastmax_lab.report.page.tuned import Gap, compared, edges, gap, tuned
 
 PAPER = "fastmax2, paper's scale"
@@ -369,6 +369,50 @@ def test_recall_says_how_many_seeds_there_are_and_who_falls() -> None:
     said = section.blocks[0].findings[1].text
     assert said == "performer falls from 75.0 to 7.0 % of 16 pairs with the larger heads"
     assert recall.falls(measurements[:-1]) == ""
+
+
+def far_away(
+    name: str, accuracy: float, seed: int = 0, length: int = 4096, lr: float = 3e-3, **more: int
+) -> Measurement:
+    settings = {"recipe": name, "pairs": 16, "distractors": 0, "length": length, "lr": lr, "seed": seed, "steps": 6000}
+    values = {"accuracy": accuracy, "steps_done": 4000, "length_reached": length, "state": 1000, "parameters": 9}
+    values |= {"seconds": 1.0, "by_distance": {"512": [accuracy, 10], "1024": [accuracy / 2, 10]}}
+    return record(settings | {"layers": 2, "width": 64} | more, values)
+
+
+def test_recall_from_afar_names_who_recalls() -> None:
+    measurements = [far_away("softmax", 1.0, seed) for seed in (0, 1)]
+    measurements += [far_away("fastmax2", 0.995), far_away("window", 0.2), far_away("fastmax2", 0.5, length=512)]
+    section = recall_far.section({"recall-far": measurements})
+    far, near, every = section.blocks
+    assert far.findings[0].text == "16 pairs among 4,096 tokens are recalled by fastmax2 and softmax"
+    assert near.findings[0].text == "16 pairs among 512 tokens are recalled by none"
+    assert len(every.tables[0].rows) == len(measurements)
+    distance, state = far.charts
+    assert next((one.label, one.x, one.y) for one in distance.series) == ("softmax", (512, 1024), (100, 50))
+    assert next((one.x, one.y, one.deviation) for one in state.series) == ((1000,), (100,), (0,))
+    assert [row[0] for row in far.tables[0].rows] == ["softmax", "fastmax2", "window"]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "said"),
+    [
+        (
+            {"softmax": 0.5, "fastmax2": 0.6},
+            "by none; softmax does not learn it in these steps, so the task decides nothing",
+        ),
+        ({"softmax": 1.0, "fastmax2": 0.6}, "by softmax, none in constant memory"),
+    ],
+)
+def test_recall_from_afar_says_what_decides_nothing(accuracies: dict[str, float], said: str) -> None:
+    section = recall_far.section({"recall-far": [far_away(name, accuracy) for name, accuracy in accuracies.items()]})
+    assert section.blocks[0].findings[0].text.endswith(said)
+
+
+def test_recall_from_afar_takes_the_rate_with_the_most_seeds() -> None:
+    runs = [far_away("softmax", 0.99, lr=1e-3), *(far_away("softmax", 0.98, seed) for seed in (0, 1))]
+    assert [d.settings["lr"] for d in recall_far.chosen(runs)["softmax"]] == [3e-3, 3e-3]
+    assert [d.settings["lr"] for d in recall_far.chosen(runs[:2])["softmax"]] == [1e-3]
 
 
 def test_rows_of_dots_have_their_names() -> None:

@@ -3,6 +3,7 @@
 from fastmax_lab.experiments import (
     dropout,
     exactness,
+    far_grid,
     language,
     lra,
     lra_layers,
@@ -27,6 +28,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         language,
         order_one,
         recall_grid,
+        far_grid,
         lra_speed,
         lra_layers,
         lra_pace,

@@ -22,11 +22,13 @@ from fastmax_lab.report.page.sections import (
     maps,
     order_one,
     recall,
+    recall_far,
     scaling,
 )
 
 SECTIONS = (
-    scaling, maps, dropout, lra, lra_small, lra_speed, language, lra_settings, order_one, recall, exactness,
+    scaling, maps, dropout, lra, lra_small, lra_speed, language, lra_settings, order_one, recall, recall_far,
+    exactness,
 )  # fmt: skip
 PAGE, FIGURES, TABLES = "index.html", "figures", "tables"
 KINDS = ("svg", "png", "csv")
