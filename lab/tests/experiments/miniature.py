@@ -25,6 +25,7 @@ from fastmax_lab.experiments import (
     maps,
     order_one,
     recall_grid,
+    recipes_language,
     runner,
     scaling,
 )
@@ -63,6 +64,7 @@ def items() -> list[Item]:
         found += [order_one.item(OrderOneRun(data, scale, 0, **small)) for data in ("shapes", "listops")]
     for name in ("softmax", "fastmax2, gated", "performer"):
         found.append(recall_grid.item(RecallRun(name, names=8, pairs=3, steps=4, batch=2, width=8)))
+    found += [recipes_language.item(replace(TEXT, attention=name)) for name in recipes_language.QUICK_RECIPES]
     for name in far_grid.QUICK_RECIPES:
         found.append(far_grid.item(FarRun(name, 2, length=32, steps=4, tokens=64, names=4, noise=4, width=8)))
     found.append(

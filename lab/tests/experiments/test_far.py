@@ -7,10 +7,12 @@ import pytest
 import torch
 from lab.tests.records import record
 
+from fastmax_lab.data.files import MissingDataError
 from fastmax_lab.experiments import far as far_module
-from fastmax_lab.experiments import far_grid, recipes
+from fastmax_lab.experiments import far_grid, recipes, recipes_language
 from fastmax_lab.experiments.far import FarRun, FarTraining, far, texts
 from fastmax_lab.experiments.recipes import RECIPES
+from fastmax_lab.experiments.texts import load
 
 TINY = FarRun("softmax", pairs=2, length=64, steps=12, tokens=64, names=4, noise=4, width=8)
 
@@ -141,3 +143,28 @@ def test_the_best_rate_on_short_texts_runs_on_long_ones() -> None:
     ]  # fmt: skip
     names = [one.name for one in far_grid.items("cpu", found)]
     assert len(set(names)) == len(names)
+
+
+def test_recipes_write_language_at_their_best_rate() -> None:
+    first = recipes_language.runs("cpu", [])
+    assert {(run.attention, run.text, run.tokens) for run in first} == {
+        (name, text, tokens) for name in RECIPES for text in ("shakespeare", "wikitext2") for tokens in (512, 2048)
+    }
+    wanted = [run for run in first if (run.attention, run.text, run.tokens) == ("softmax", "wikitext2", 512)]
+    found = [record(asdict(run), {"val_loss": abs(run.lr - 4e-3)}) for run in wanted]
+    then = [run for run in recipes_language.runs("cpu", found) if run not in first]
+    assert [(run.attention, run.text, run.tokens, run.lr, run.seed) for run in then] == [
+        ("softmax", "wikitext2", 512, 4e-3, 1), ("softmax", "wikitext2", 512, 4e-3, 2),
+    ]  # fmt: skip
+
+
+def test_wikitext_is_read_as_bytes_of_one_alphabet(tmp_path: Path) -> None:
+    (tmp_path / "wikitext2").mkdir()
+    (tmp_path / "wikitext2" / "wiki.train.tokens").write_bytes(b"abba\n")
+    (tmp_path / "wiki.valid.tokens").write_bytes(b"cab")
+    text = load("wikitext2", tmp_path)
+    assert "".join(text.alphabet) == "\nabc"
+    assert text.train.tolist() == [1, 2, 2, 1, 0]
+    assert text.val.tolist() == [3, 1, 2]
+    with pytest.raises(MissingDataError, match=r"lacks wikitext2/wiki\.train\.tokens"):
+        load("wikitext2", tmp_path / "nowhere")

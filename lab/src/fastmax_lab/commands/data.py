@@ -11,14 +11,17 @@ from fastmax_lab._progress import waiting
 from fastmax_lab._settings import Range
 from fastmax_lab.commands.paths import EXISTING_FILE
 from fastmax_lab.commands.shared import Command, Data, Printing, choice
-from fastmax_lab.data import archives, download, mnist, shakespeare
+from fastmax_lab.data import archives, download, mnist, shakespeare, wikitext
 from fastmax_lab.data.files import find
 from fastmax_lab.data.registry import DataSet
 from fastmax_lab.lra import tasks
 from fastmax_lab.report.table import table
 
-DATA_SETS: dict[str, DataSet] = {**tasks.data_sets(), **{one.DATA.name: one.DATA for one in (mnist, shakespeare)}}
-"""The five tasks of the Long Range Arena, MNIST and Tiny Shakespeare, by name."""
+DATA_SETS: dict[str, DataSet] = {
+    **tasks.data_sets(),
+    **{one.DATA.name: one.DATA for one in (mnist, shakespeare, wikitext)},
+}
+"""The five tasks of the Long Range Arena, MNIST, Tiny Shakespeare and WikiText-2, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)

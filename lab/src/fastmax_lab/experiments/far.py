@@ -33,8 +33,6 @@ TESTED = 32_768
 """Tokens of new texts of each length, at least four texts."""
 SAVED_EVERY = 60.0
 """Seconds between checkpoints."""
-CONV = 4
-"""Tokens of the convolution before each attention. Without it softmax had 11 % after 1,000 steps, with it 100 % after 450."""
 WARMUP = 100
 COOLED = 0.75
 """Share of the steps after which the rate falls."""
@@ -66,8 +64,7 @@ class FarRun:
     @property
     def config(self) -> LMConfig:
         words = 2 * self.names + self.noise
-        sizes: dict[str, Any] = {"layers": self.layers, "width": self.width, "heads": self.heads, "mlp_ratio": 2}
-        return LMConfig(words, conv=CONV, **sizes)
+        return LMConfig(words, layers=self.layers, width=self.width, heads=self.heads, mlp_ratio=2)
 
 
 def texts(run: FarRun, length: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:

@@ -50,11 +50,11 @@ def runs(budget: str, found: Sequence[Measurement]) -> list[LanguageRun]:
         run
         for base, attentions in sizes
         for name in attentions
-        for run in _tuning(replace(base, attention=name), tried_rates(found, base).get(name, {}))
+        for run in tuning(replace(base, attention=name), tried_rates(found, base).get(name, {}))
     ]
 
 
-def _tuning(base: LanguageRun, tried: dict[float, float]) -> list[LanguageRun]:
+def tuning(base: LanguageRun, tried: dict[float, float]) -> list[LanguageRun]:
     """Return the runs of one attention, by the losses that are known by rate."""
     result = [replace(base, lr=lr) for lr in RATES]
     if not tried.keys() >= set(RATES):

@@ -1,5 +1,6 @@
 """Language: bytes of a text, rotary positions, equal steps: how far Fastmax is from softmax, and what a forget gate does."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
 from typing import Any
@@ -12,6 +13,8 @@ from fastmax.models import FastmaxLM, LMConfig
 from fastmax_lab.experiments.texts import Text
 from fastmax_lab.experiments.training import Watch, Wrap, make_model, reaches, train
 
+Make = Callable[[str, int, LMConfig], FastmaxLM]
+"""A model of a name, from a seed, of a size."""
 VALIDATION = 49_152
 """Characters of the validation text whose loss is taken: windows, evenly spread and the same for all."""
 
@@ -33,13 +36,14 @@ class LanguageRun:
 
 
 def fit(
-    run: LanguageRun, text: Text, watch: Watch, wrap: Wrap = lambda layer: layer
+    run: LanguageRun, text: Text, watch: Watch, wrap: Wrap = lambda layer: layer, make: Make | None = None
 ) -> tuple[FastmaxLM, dict[str, Any]]:
-    """Return a trained model, and how the training went."""
+    """Return a trained model, made by `make` or of an attention of the experiment, and how the training went."""
     config = LMConfig(
         len(text.alphabet), layers=run.layers, width=run.width, heads=run.heads, mlp_ratio=2, memory=run.memory
     )  # fmt: skip
-    model = make_model(run.attention, run.seed, config, wrap)
+    named = run.attention, run.seed, config
+    model = make_model(*named, wrap) if make is None else make(*named)
     generator = torch.Generator().manual_seed(run.seed)
 
     def loss() -> Tensor:
@@ -61,9 +65,9 @@ def held_out(run: LanguageRun, model: FastmaxLM, text: Text) -> dict[str, float]
     return {"val_loss": value, "bits_per_character": value / log(2)}
 
 
-def language(run: LanguageRun, text: Text, watch: Watch) -> dict[str, Any]:
+def language(run: LanguageRun, text: Text, watch: Watch, make: Make | None = None) -> dict[str, Any]:
     """Return the validation loss and the reach of the gates."""
-    model, trained = fit(run, text, watch)
+    model, trained = fit(run, text, watch, make=make)
     seen = windows(text.val, spread(text.val, run)[:4], run.tokens)[:, :-1]
     return trained | held_out(run, model, text) | {"reach": reaches(model, seen)}
 

@@ -17,6 +17,9 @@ from fastmax_lab.baselines.near_far import near_far_layer
 from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
 
 WINDOW = 64
+CONV = 4
+"""Tokens of the convolution before each attention. On recall from afar softmax had 11 % after 1,000 steps without it, and
+100 % after 450 with it."""
 
 
 def by_elu(
@@ -56,7 +59,7 @@ class Recipe:
 
     def config(self, base: LMConfig) -> LMConfig:
         """Return the config of a model of the size of `base`."""
-        options = dict(self.options)
+        options = {"conv": CONV, **self.options}
         if self.all_windows:
             options["window_layers"] = tuple(range(base.layers))
         head_dim = options.pop("head_dim", base.width // base.heads)

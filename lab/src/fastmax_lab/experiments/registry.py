@@ -14,6 +14,7 @@ from fastmax_lab.experiments import (
     maps,
     order_one,
     recall_grid,
+    recipes_language,
     scaling,
 )
 from fastmax_lab.experiments.items import Experiment
@@ -29,6 +30,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         order_one,
         recall_grid,
         far_grid,
+        recipes_language,
         lra_speed,
         lra_layers,
         lra_pace,

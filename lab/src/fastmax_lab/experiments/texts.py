@@ -1,4 +1,4 @@
-"""Text for small language models: Tiny Shakespeare, or expressions of ListOps with their values, which need no data."""
+"""Text for small language models: Tiny Shakespeare, WikiText-2, or expressions of ListOps, which need no data."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastmax_lab.data import shakespeare
+from fastmax_lab.data import shakespeare, wikitext
 from fastmax_lab.lra.generators import listops
 from fastmax_lab.lra.generators.listops import CLOSE, FIRST_OPERATOR, OPERATORS
 
@@ -25,11 +25,12 @@ class Text:
 
 
 def load(name: str, data: Path) -> Text:
-    """Load the text: `shakespeare` is read from `data`, `listops` is made."""
+    """Load the text: `shakespeare` and `wikitext2` are read from `data`, `listops` is made."""
     if name == "listops":
         return _listops()
-    train, alphabet = shakespeare.load("train", data)
-    val, _ = shakespeare.load("val", data)
+    read = {"shakespeare": shakespeare.load, "wikitext2": wikitext.load}[name]
+    train, alphabet = read("train", data)
+    val, _ = read("val", data)
     return Text(torch.from_numpy(train), torch.from_numpy(val), tuple(chr(letter) for letter in alphabet))
 
 

@@ -23,12 +23,13 @@ from fastmax_lab.report.page.sections import (
     order_one,
     recall,
     recall_far,
+    recipes_language,
     scaling,
 )
 
 SECTIONS = (
     scaling, maps, dropout, lra, lra_small, lra_speed, language, lra_settings, order_one, recall, recall_far,
-    exactness,
+    recipes_language, exactness,
 )  # fmt: skip
 PAGE, FIGURES, TABLES = "index.html", "figures", "tables"
 KINDS = ("svg", "png", "csv")
