@@ -28,6 +28,7 @@ PRIVATE = {
     "fastmax.nn.sharded": ("Sequence", "SharesSequence"),
     # benchmarks of one backend or one form, and the operations that they count
     "fastmax.backends": ("native", "resolve", "triton"),
+    "fastmax.backends.batched": ("flex",),
     "fastmax.backends.triton": ("both_passes",),
     "fastmax.backends.triton.device": ("architecture",),
     "fastmax.backends.triton.tiles": ("Tiles", "padded", "tiles_for"),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from fastmax.dropout import Dropout
 from fastmax.features import feature_count
 
 NORMALIZATIONS = ("standardize", "rms", "none")
@@ -145,6 +146,16 @@ class Call:
     @property
     def drops_features(self) -> bool:
         return self.dropout_mode in ("standard", "quadratic")
+
+    def dropout_masks(self) -> tuple[Dropout, Dropout] | None:
+        """Return the masks of the queries and of the keys, or None."""
+        mode, seed = self.dropout_mode, self.dropout_seed
+        if mode is None or seed is None:
+            return None
+        p, features = self.options.dropout_p, self.features
+        return Dropout.of(mode, p, seed, 0, self.q.shape, features), Dropout.of(
+            mode, p, seed, 1, self.k.shape, features
+        )
 
     @property
     def dtype(self) -> torch.dtype:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fastmax.backends import batched
 from fastmax.backends.batched import flex
-from fastmax.backends.batched.work import Work
-from fastmax.call import Call, InputGrads, OutputGrads
+from fastmax.backends.batched.work import takes_dense_form
+from fastmax.call import Call, OutputGrads
 from fastmax.plan import Plan
 from tests.backends.conformance import defined, make, output_grads
 from tests.support import randn
@@ -57,13 +57,12 @@ def by_formula(
 
 def run(call: Call, function: Callable[..., Any], grads: OutputGrads | None = None) -> dict[str, Tensor]:
     """o, g and the gradients by the backend, with a function that takes the part of FlexAttention."""
-    work = Work(call, Plan("dense"), 1 << 30, None, function)
-    o, g, _ = call.new_outputs()
-    batched._forward(work, o, g)
-    if grads is None:
-        return {"o": o, "g": g}
-    out = InputGrads.empty(call)
-    batched._backward(Work(call, Plan("dense"), 1 << 30, None, function), o, g, grads, out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.nn.attention.flex_attention.flex_attention", function)
+        o, g, _ = flex.forward(call, flex.attend)
+        if grads is None:
+            return {"o": o, "g": g}
+        out = flex.backward(call, grads, flex.attend)
     return {"o": o, "g": g} | {f"d_{name}": x for name, x in out._asdict().items()}
 
 
@@ -90,6 +89,41 @@ def test_gradients_are_those_of_the_formula(call: Call) -> None:
         if name == "d_log_decay" and x.numel():
             x = torch.where(call.log_decay > -100, x, 0)
         torch.testing.assert_close(x, exact[name], rtol=1e-9, atol=1e-9)
+
+
+def test_scales_per_head_and_dropped_tokens() -> None:
+    q, k, v = randn(1, 4, 40, 16), randn(1, 2, 40, 16), randn(1, 2, 40, 16)
+    call = make(q, k, v, head_scale=torch.rand(4, dtype=torch.float64) + 0.5, dropout_p=0.3, dropout_mode="1d",
+                dropout_seed=torch.tensor(7))  # fmt: skip
+    grads = output_grads(call)
+    exact = defined(call, grads, exact=True)
+    for name, x in run(call, by_formula, grads).items():
+        torch.testing.assert_close(x, exact[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("content", [torch.inf, torch.nan])
+def test_a_later_value_that_is_not_finite_does_not_leak(content: float) -> None:
+    """Zero times infinity is NaN, and FlexAttention multiplies all values of a tile."""
+    q, k, v = randn(1, 2, 40, 16), randn(1, 1, 40, 16), randn(1, 1, 40, 16)
+    before = run(make(q, k, v, is_causal=True), by_formula)["o"]
+    v[..., 20, 3] = content
+    o = run(make(q, k, v, is_causal=True), by_formula)["o"]
+    assert not o[..., 20:, 3].isfinite().any()
+    o[..., 20:, 3] = before[..., 20:, 3]
+    torch.testing.assert_close(o, before)
+    k[..., 30, :] = content
+    o = run(make(q, k, v, is_causal=True), by_formula)["o"]
+    assert not o[..., 30:, :].isfinite().any()
+    assert o[..., :20, :].isfinite().all()
+
+
+def test_it_is_compiled_as_one_graph() -> None:
+    """With scales, padding and decays. Meanwhile a compiler for the CPU stands in for that of a GPU."""
+    compiled = torch.compile(flex.attend, backend="aot_eager", dynamic=True, fullgraph=True)
+    for call in calls():
+        arguments = flex._inputs_of(call), flex._settings_of(call), flex._mask_of(call)
+        for found, expected in zip(compiled(*arguments), flex.attend(*arguments), strict=True):
+            torch.testing.assert_close(found, expected)
 
 
 def test_weights_that_can_be_negative_are_refused_by_name() -> None:
@@ -137,12 +171,12 @@ def test_where_it_cannot_be_compiled_tiles_take_over_and_a_message_says_so_once(
 def test_it_makes_the_dense_form_cheaper() -> None:
     q = torch.empty(1, 1, 8192, 64)
     call = make(q, q, q, scale=1.0, is_causal=True)
-    assert Work(call, Plan(), 1, None, by_formula).is_dense
-    assert not Work(call, Plan(), 1).is_dense
+    assert takes_dense_form(call, Plan(), batched.FLEX_SPEED)
+    assert not takes_dense_form(call, Plan())
     longer = replace(
         call, q=q.expand(1, 1, 8192, 64).repeat(1, 1, 4, 1), k=q.repeat(1, 1, 4, 1), v=q.repeat(1, 1, 4, 1)
     )
-    assert not Work(longer, Plan(), 1, None, by_formula).is_dense
+    assert not takes_dense_form(longer, Plan(), batched.FLEX_SPEED)
 
 
 def test_importing_the_library_imports_no_compiler() -> None:

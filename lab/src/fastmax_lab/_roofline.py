@@ -1,6 +1,7 @@
 """Times of GPUs from their data sheets: the least that a call could take, and estimates from counts. Not measurements."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from fastmax_lab._cells import Cell
@@ -32,6 +33,9 @@ FLASH = {
 }
 """Useful FLOP/s, forward and forward + backward, causal, long sequences: read off the charts of the two papers."""
 
+FLEX_SHARE = 0.8
+"""The assumed pace of FlexAttention, over that of FlashAttention."""
+
 FP32_SHARE = 1 / 6
 """tf32 has half the pace of bf16, and a product of fp32 is three of them."""
 
@@ -54,6 +58,17 @@ def moved(cell: Cell) -> float:
 def least_seconds(cell: Cell, gpu: Gpu) -> float:
     pace = gpu.tflops * 1e12 * (1 if cell.dtype == "bfloat16" else FP32_SHARE)
     return max(flops(cell) / pace, moved(cell) / (gpu.gigabytes_per_second * 1e9))
+
+
+def estimate(counts: Mapping[str, float], cell: Cell, gpu: str) -> float | None:
+    """Return the time of counts on a GPU, FlexAttention included, or None where FlashAttention has no published pace."""
+    forward, both = (flash_seconds(replace(cell, backward=backward), gpu) for backward in (False, True))
+    if not counts["flex_forward"]:
+        return estimated_seconds(counts, GPUS[gpu])
+    if forward is None or both is None:
+        return None
+    fused = counts["flex_forward"] * forward + counts["flex_backward"] * (both - forward)
+    return estimated_seconds(counts, GPUS[gpu]) + fused / FLEX_SHARE
 
 
 def estimated_seconds(counts: Mapping[str, float], gpu: Gpu) -> float:

@@ -1,7 +1,9 @@
 """Launches, bytes and flops of a call in plain PyTorch, counted on meta tensors: any length, in seconds, without a GPU."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fastmax.backends import resolve
+from fastmax.backends.batched import flex
 from fastmax.call import Call, Options, OutputGrads
 from fastmax.plan import RULE, Plan
 
@@ -34,10 +37,16 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.by_operation: Counter[str] = Counter()
         self.bytes = 0
         self.flops: Counter[torch.dtype] = Counter()  # of matrix products, by the dtype of the factors
+        self.flex: Counter[str] = Counter()  # passes of FlexAttention, forward and backward
 
     @property
     def total(self) -> int:
         return self.by_operation.total()
+
+    def fuse(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> None:
+        """Count a compiled kernel."""
+        self.by_operation["compiled"] += 1
+        self.bytes += sum(map(_bytes, [*read, *written]))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # torch 2.13 has no kernel on the meta device for a product that is added in place to sums of another dtype
@@ -64,6 +73,40 @@ def _bytes(x: Tensor) -> int:
     return size
 
 
+class CompiledAttend(torch.autograd.Function):
+    """Stand-in for the compiled `flex.attend`. It counts the kernels around FlexAttention, and FlexAttention itself by pass.
+
+    There is one kernel for each of q, k, v and o, which reads and writes it; two that find the first token whose key or value
+    is not finite; one for g. The gradient has one for each of q, k, v, and two for those of o and g.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, counted: Launches, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        for x in (q, k, v):
+            counted.fuse([x], [x])
+        o, g = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+        counted.flex["forward"] += 1
+        counted.fuse([k, v], [])
+        counted.fuse([], [])
+        counted.fuse([o], [o])
+        counted.fuse([g], [g])
+        ctx.counted = counted
+        ctx.save_for_backward(q, k, v)
+        return o, g
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        q, k, v = ctx.saved_tensors
+        do, dg = grads
+        ctx.counted.fuse([do], [do])
+        ctx.counted.fuse([dg], [dg])
+        ctx.counted.flex["backward"] += 1
+        for x in (q, k):
+            ctx.counted.fuse([x, x], [x])
+        ctx.counted.fuse([v], [v])
+        return None, torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
 def count(
     tokens: int,
     *,
@@ -75,11 +118,13 @@ def count(
     dtype: torch.dtype = torch.bfloat16,
     plan: Plan = RULE,
     dropout_p: float = 0.0,
+    with_flex: bool = False,
     **tensors: Any,
 ) -> Launches:
     """Count one call on the meta device, by the backend that it would get: what an accelerator without kernels runs.
 
-    `tensors` are further tensors of the `Call`. Tables that the first call of a kind caches are not counted.
+    `tensors` are further tensors of the `Call`. Tables that the first call of a kind caches are not counted. With
+    `with_flex` the device is one on which FlexAttention can be compiled.
     """
     shape = (1, tokens, heads, head_dim)
     q, k, v, do = (torch.empty(shape, dtype=dtype, device="meta").transpose(1, 2) for _ in range(4))
@@ -88,7 +133,12 @@ def count(
     call = Call(q, k, v, **tensors, options=options._replace(out_dtype=out_dtype))
     backend = resolve(call)
     for counted in (Launches(), Launches()):
-        with counted:
+
+        def attend(inputs: Any, *_: Any, counted: Launches = counted) -> Any:
+            return CompiledAttend.apply(counted, *inputs[:3])  # type: ignore[no-untyped-call]
+
+        function = attend if with_flex else None
+        with mock.patch.object(flex, "function_for", lambda _, function=function: function), counted:
             o, g, _ = backend.forward(call, plan)
             if backward:
                 backend.backward(call, plan, o, g, OutputGrads(do, None, None))

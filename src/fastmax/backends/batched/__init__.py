@@ -17,13 +17,17 @@ from fastmax.backends.batched.features import blocks, pack
 from fastmax.backends.batched.products import add_product, product
 from fastmax.backends.batched.slots import Slots
 from fastmax.backends.batched.sums import Sums
-from fastmax.backends.batched.work import Work, masks_of, temporary_bytes
+from fastmax.backends.batched.work import Work, takes_dense_form, temporary_bytes
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.decay import log_decay_grads, rows_part
 from fastmax.dropout import Dropout
 from fastmax.plan import RULE, Plan, dense_costs_too_much
 
 __all__ = ["backward", "describe", "forward", "unsupported"]
+
+FLEX_SPEED = 4.0
+"""The assumed speed of multiply-adds in FlexAttention, over those of the factorized form. The estimates of
+docs/gpu.md say 11; nothing is measured."""
 
 
 def describe() -> str:
@@ -46,6 +50,9 @@ def unsupported(call: Call) -> str | None:
 
 def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
     """Return o, g and state_out."""
+    fused = _fused(call, plan)
+    if fused is not None:
+        return flex.forward(call, fused)
     o, g, state = call.new_outputs()
     for part, work in _parts(call, plan):
         found = _forward(work, part.queries(o), part.queries(g))
@@ -56,6 +63,9 @@ def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
 
 def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads:
     """Return the gradients of the raw inputs."""
+    fused = _fused(call, plan)
+    if fused is not None:
+        return flex.backward(call, grads, fused)
     out = InputGrads.empty(call)
     out.head_scale.zero_()
     for part, work in _parts(call, plan):
@@ -76,11 +86,14 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     return out
 
 
+def _fused(call: Call, plan: Plan) -> flex.Attend | None:
+    """Return FlexAttention if it computes this call."""
+    function = flex.function_for(call)
+    return function if function is not None and takes_dense_form(call, plan, FLEX_SPEED) else None
+
+
 def _forward(work: Work, o: Tensor, g: Tensor) -> Tensor | None:
     call, queries = work.call, work.queries
-    if work.fused is not None:
-        work.store(flex.forward(work, work.fused), o, g)
-        return None
     f = queries.x.new_zeros(*queries.x.shape[:-1], work.columns)
     if call.options.is_causal or work.is_dense:
         pairs.attend(work, f)
@@ -102,12 +115,6 @@ def _forward(work: Work, o: Tensor, g: Tensor) -> Tensor | None:
 def _backward(work: Work, o: Tensor, g: Tensor, grads: OutputGrads, out: InputGrads) -> None:
     call, queries, keys = work.call, work.queries, work.keys
     order, head_dim = call.options.order, call.head_dim
-    if work.fused is not None:
-        dq, dk, du, d_sums = flex.backward(work, g, grads, work.fused)
-        if d_sums is not None:
-            out.log_decay.copy_(log_decay_grads(d_sums))
-        work.store_grads(dq, dk, du, out)
-        return
     w = work.output_grads(o, g, grads)
     dq = torch.zeros_like(queries.x)
     if work.is_dense:
@@ -216,7 +223,7 @@ class Part(NamedTuple):
             state_in=None if call.state_in is None else self.states(call.state_in),
         )
         of_part = masks and (masks[0].of_heads(self.batch, self.query_heads), masks[1].of_heads(self.batch, self.heads))
-        return Work(own, plan, self.budget, of_part, flex.function_for(call))
+        return Work(own, plan, self.budget, of_part)
 
 
 def _parts(call: Call, plan: Plan) -> Iterator[tuple[Part, Work]]:
@@ -226,7 +233,7 @@ def _parts(call: Call, plan: Plan) -> Iterator[tuple[Part, Work]]:
     if batch * heads * call.groups * sequences == 0:
         return
     budget = plan.feature_budget or temporary_bytes(call.q.device)
-    masks = masks_of(call)
+    masks = call.dropout_masks()
     # few heads at once, whose sums are then one span, before more spans
     fitting = max(1, budget // Work(call, plan, budget, masks).bytes_per_head)
     batch_step = max(1, min(batch, fitting // heads))

@@ -1,9 +1,7 @@
 """A call prepared for batched products: normalized tokens, values, decays and gradients of outputs, all in slots."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +14,6 @@ from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.core import EPS, normalize_with_scale
 from fastmax.decay import bounded, wide
 from fastmax.plan import DROPOUT_CHUNK, Plan, cheaper_form
-
-FLEX_SPEED = 4.0
-"""The assumed speed of multiply-adds in FlexAttention, over those of the factorized form. The estimates of
-docs/gpu.md say 11; nothing is measured."""
 
 SMALLEST_CHUNK = 64
 LARGER_UNMASKED = 4
@@ -48,16 +42,15 @@ def temporary_bytes(device: torch.device) -> int:
     return max(1 << 24, min(total // SHARE_OF_ALL, free // SHARE_OF_FREE))
 
 
-def masks_of(call: Call) -> tuple[dropout.Dropout, dropout.Dropout] | None:
-    """Return the dropout of the queries and of the keys of a whole call, or None."""
-    mode, seed = call.dropout_mode, call.dropout_seed
-    if mode is None or seed is None:
-        return None
-    q, k = (
-        dropout.Dropout.of(mode, call.options.dropout_p, seed, side, x.shape, call.features)
-        for side, x in enumerate((call.q, call.k))
-    )
-    return q, k
+def takes_dense_form(call: Call, plan: Plan, speed: float = 1.0) -> bool:
+    """Return True for the dense form. With states or dropped features it serves only inside causal chunks."""
+    options = call.options
+    if options.order > 2:
+        return True
+    if call.drops_features or call.state_in is not None or options.return_state:
+        return False
+    sizes = call.q.shape[2], call.k.shape[2], call.head_dim, call.value_dim
+    return (plan.form or cheaper_form(*sizes, options.order, options.is_causal, speed)) == "dense"
 
 
 @dataclass
@@ -68,24 +61,10 @@ class Work:
     plan: Plan
     budget: int  # bytes of temporary tensors
     masks: tuple[dropout.Dropout, dropout.Dropout] | None = None  # of queries and keys
-    flex: Callable[..., Any] | None = None  # FlexAttention, where it runs and can compute the dense form of the call
 
     @cached_property
     def is_dense(self) -> bool:
-        """Return True for the dense form. With states or dropped features it serves only inside causal chunks."""
-        call, options = self.call, self.call.options
-        if options.order > 2:
-            return True
-        if call.drops_features or call.state_in is not None or options.return_state:
-            return False
-        sizes = call.q.shape[2], call.k.shape[2], call.head_dim, call.value_dim
-        speed = 1.0 if self.flex is None else FLEX_SPEED
-        return (self.plan.form or cheaper_form(*sizes, options.order, options.is_causal, speed)) == "dense"
-
-    @property
-    def fused(self) -> "Callable[..., Any] | None":
-        """FlexAttention, if it computes this call."""
-        return self.flex if self.is_dense else None
+        return takes_dense_form(self.call, self.plan)
 
     @cached_property
     def half(self) -> torch.dtype:

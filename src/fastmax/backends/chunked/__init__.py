@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fastmax.backends.chunked import tiles as t
 from fastmax.backends.chunked.decay import Decay
-from fastmax.backends.chunked.parts import Work, masks_of, parts
+from fastmax.backends.chunked.parts import Work, parts
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.decay import log_decay_grads, rows_part
 from fastmax.plan import DROPOUT_CHUNK, Accumulate, Attend, Plan, Step, calls_chunk, cheaper_form, steps
@@ -25,7 +25,7 @@ def unsupported(_: Call) -> str | None:
 def forward(call: Call, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
     """Return o, g and state_out."""
     o, g, state = call.new_outputs()
-    masks = masks_of(call)
+    masks = call.dropout_masks()
     for part in parts(call, _heads_at_once(call, plan)):
         state_out = part.of_states(state) if call.options.return_state else None
         _forward(part.work(call, plan, masks), part.of_queries(o), part.of_queries(g), state_out)
@@ -37,7 +37,7 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     out = InputGrads.empty(call)
     for x in out:
         x.zero_()
-    masks = masks_of(call)
+    masks = call.dropout_masks()
     for part in parts(call, _heads_at_once(call, plan)):
         _backward(
             part.work(call, plan, masks),

@@ -60,17 +60,6 @@ class Part:
         return Work(**({field.name: getattr(p, field.name) for field in fields(p)} | own))
 
 
-def masks_of(p: Call) -> tuple[dropout.Dropout, dropout.Dropout] | None:
-    """Return the dropout of the queries and of the keys of the whole call, or None."""
-    if p.dropout_seed is None or p.dropout_mode is None:
-        return None
-    queries, keys = (
-        dropout.Dropout.of(p.dropout_mode, p.options.dropout_p, p.dropout_seed, side, x.shape, p.features)
-        for side, x in enumerate((p.q, p.k))
-    )
-    return queries, keys
-
-
 def parts(p: Call, heads_at_once: int) -> Iterator[Part]:
     """Yield whole batch elements while they fit, else groups of heads of one. Packed sequences come one by one."""
     batch, heads = p.k.shape[:2]
