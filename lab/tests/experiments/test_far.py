@@ -7,6 +7,7 @@ import pytest
 import torch
 from lab.tests.records import record
 
+from fastmax.models import LMConfig
 from fastmax_lab.data.files import MissingDataError
 from fastmax_lab.experiments import far as far_module
 from fastmax_lab.experiments import far_grid, recipes, recipes_language
@@ -74,6 +75,12 @@ def test_what_is_kept_of_a_text() -> None:
 def test_parameters_are_about_equal() -> None:
     counts = {name: sum(p.numel() for p in recipes.make(name, 0, FarRun("").config).parameters()) for name in RECIPES}
     assert max(counts.values()) < 1.02 * min(size for name, size in counts.items() if "narrow" not in name)
+
+
+def test_narrow_models_have_their_channels() -> None:
+    for name, (d, value_dim, _) in recipes.NARROW.items():
+        layer = recipes.make(name, 0, LMConfig(9, 1, width=256, heads=256 // value_dim)).blocks[0].attention
+        assert (layer.qk_head_dim, layer.head_dim) == (d, value_dim)
 
 
 def test_every_second_head_never_forgets() -> None:
@@ -147,9 +154,15 @@ def test_the_best_rate_on_short_texts_runs_on_long_ones() -> None:
 
 def test_recipes_write_language_at_their_best_rate() -> None:
     first = recipes_language.runs("cpu", [])
-    assert {(run.attention, run.text, run.tokens) for run in first} == {
+    small, wide = ([run for run in first if run.width == width] for width in (128, 256))
+    assert {(run.attention, run.text, run.tokens) for run in small} == {
         (name, text, tokens) for name in RECIPES for text in ("shakespeare", "wikitext2") for tokens in (512, 2048)
     }
+    assert {(run.attention, run.heads) for run in wide} == {
+        (name, 256 // value_dim) for name, (_, value_dim, _) in recipes.NARROW.items()
+    }
+    names = [one.name for one in recipes_language.items("cpu", [])]
+    assert len(set(names)) == len(names)
     wanted = [run for run in first if (run.attention, run.text, run.tokens) == ("softmax", "wikitext2", 512)]
     found = [record(asdict(run), {"val_loss": abs(run.lr - 4e-3)}) for run in wanted]
     then = [run for run in recipes_language.runs("cpu", found) if run not in first]

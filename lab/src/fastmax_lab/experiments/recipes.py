@@ -112,8 +112,16 @@ RECIPES: dict[str, Recipe] = {
 """The first ones decide most, so they are measured first. Without a word, a gate has the reaches of `LMConfig`."""
 
 
+NARROW: dict[str, tuple[int, int, Recipe]] = {
+    f"fastmax2, gated, {d} beside {value_dim}": (d, value_dim, _of(decay="gated", qk_head_dim=d))
+    for value_dim, dims in ((64, (16, 32, 64)), (128, (32, 64, 128)))
+    for d in dims
+}
+"""Recipes by their channels of queries and keys beside those of values, with these two."""
+
+
 def make(name: str, seed: int, base: LMConfig) -> FastmaxLM:
     """Make the model of a recipe. Models of one seed and the same parameters start from the same weights."""
     torch.manual_seed(seed)
-    recipe = RECIPES[name]
+    recipe = RECIPES[name] if name in RECIPES else NARROW[name][2]
     return FastmaxLM(recipe.config(base), recipe.layer)

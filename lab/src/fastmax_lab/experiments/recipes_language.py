@@ -12,12 +12,14 @@ from fastmax_lab.measurements import Measurement
 NAME = "recipes-language"
 SIZES = (LanguageRun("", 512, batch=4), LanguageRun("", 2048, batch=1))
 TEXTS = ("shakespeare", "wikitext2")
+WIDE = LanguageRun("", 512, batch=4, width=256)
+"""The size of models with heads of 64 and 128."""
 QUICK = LanguageRun("", 64, 4e-3, 0, 40, 4, 1, 32, 2, text="listops", validation=2048)
 QUICK_RECIPES = ("softmax", "fastmax2, gated")
 
 
 def runs(budget: str, found: Sequence[Measurement]) -> list[LanguageRun]:
-    """Return every rate with the first seed, then more seeds at the best; short texts of the smaller data first."""
+    """Return every rate with the first seed, then more seeds at the best: recipes, then channels of queries and keys."""
     if budget == "quick":
         return [replace(QUICK, attention=name) for name in QUICK_RECIPES]
     result = []
@@ -26,6 +28,10 @@ def runs(budget: str, found: Sequence[Measurement]) -> list[LanguageRun]:
             tried = tried_rates([one for one in found if one.settings["text"] == text], base)
             for name in recipes.RECIPES:
                 result += tuning(replace(base, text=text, attention=name), tried.get(name, {}))
+    tried = tried_rates([one for one in found if one.settings["width"] == WIDE.width], WIDE)
+    for name, (_, value_dim, _) in recipes.NARROW.items():
+        base = replace(WIDE, attention=name, heads=WIDE.width // value_dim)
+        result += tuning(base, tried.get(name, {}))
     return result
 
 
