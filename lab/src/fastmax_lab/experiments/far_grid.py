@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 
 from fastmax_lab.experiments.far import FarRun, far
 from fastmax_lab.experiments.items import Item
@@ -9,10 +10,10 @@ from fastmax_lab.experiments.recipes import RECIPES
 from fastmax_lab.measurements import Measurement, slug
 
 NAME = "recall-far"
-RATES = (1e-3, 3e-3, 1e-2)
+RATES = (3e-3, 1e-3, 1e-2)
 SEEDS = (0, 1, 2)
-FIRST = 6
-"""Recipes that are measured before the others."""
+PARTS = (0, 2, 6, len(RECIPES))
+"""Ends of the parts of the recipes that are measured one after another."""
 SHORT = FarRun("", length=512, steps=3000)
 LONG = FarRun("", steps=6000)
 OTHERS = (
@@ -52,8 +53,9 @@ def runs(budget: str, found: Sequence[Measurement]) -> list[FarRun]:
     names = list(RECIPES)
     rates = {name: lr for name in names if (lr := best_rate(found, name)) is not None}
     result: list[FarRun] = []
-    for part in (names[:FIRST], names[FIRST:]):
-        result += [replace(SHORT, recipe=name, lr=lr) for name in part for lr in RATES]
+    for begin, end in pairwise(PARTS):
+        part = names[begin:end]
+        result += [replace(SHORT, recipe=name, lr=lr) for lr in RATES for name in part]
         result += [replace(LONG, recipe=name, lr=rates[name]) for name in part if name in rates]
     result += [replace(LONG, recipe=name, lr=lr, seed=seed) for seed in SEEDS[1:] for name, lr in rates.items()]
     return result + [replace(task, recipe=name, lr=lr) for task in OTHERS for name, lr in rates.items()]
