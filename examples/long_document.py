@@ -18,7 +18,7 @@ from fastmax import replace_attention
 
 TOPICS = 8
 WORDS = 10
-"""That belong to each topic."""
+"""Words that belong to each topic."""
 FILLER = 200
 
 

@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parent.parent
 OUTSIDE = "repository"
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md")
-"""Those that are in the site though nothing links to them."""
+"""Pages that are in the site though nothing links to them."""
 
 RESULTS = ROOT / "lab" / "results"
 REPORT = "report/index.html"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 NO_WATCHER, AUTOGRAD, TRANSFORM, OTHER_WATCHER = range(4)
-"""What has to intercept a call, as `find_watcher` returns it."""
+"""The kinds of watcher that intercept a call, as `find_watcher` returns them."""
 
 
 def _symbol(path: str) -> Any:

@@ -36,7 +36,7 @@ def factorized_cost(queries: int, keys: int, head_dim: int, value_dim: int, orde
 
 
 BF16_SPEED = 2.0
-"""How many times as fast the dense form is where a processor multiplies pairs of bf16: 1.6 to 2.0 from 512 tokens on,
+"""The speed of the dense form over that in fp32 where a processor multiplies pairs of bf16: 1.6 to 2.0 from 512 tokens on,
 and with 1.75 the rule chose wrongly by up to 1.24. The factorized form is not: its sums stay in fp32, for they cancel.
 """
 
@@ -54,7 +54,7 @@ def cheaper_form(
 
 
 MAX_DENSE_COST_RATIO = 4
-"""How many times as many multiply-adds as the factorized form the dense one may take where a backend has no other."""
+"""The most multiply-adds of the dense form, over those of the factorized one, where a backend has no other form."""
 
 
 def dense_costs_too_much(queries: int, keys: int, head_dim: int, value_dim: int, order: int) -> bool:

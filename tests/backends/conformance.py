@@ -35,7 +35,7 @@ MAY_REFUSE = {
     "batched": r"order [34] has (no state|only the dense form)",
     "chunked": "(?!)",
 }
-"""What a backend may refuse, if that is known; the rest it must compute."""
+"""Calls that a backend may refuse; it must compute all others."""
 
 
 class Variant(NamedTuple):
@@ -366,7 +366,7 @@ DTYPES = {
     "two halves": [torch.float16, torch.float16, torch.bfloat16, torch.bfloat16],
     "all kinds": [torch.float32, torch.bfloat16, torch.float64, torch.float64],
 }
-"""Of q, k, v and o."""
+"""Dtypes of q, k, v and o."""
 
 
 @st.composite

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 HERE = Variant("triton", "interpreted", "cpu", "factorized")
 DIM, TOKENS = 32, 96
 SMALL_MULTIPLE = 4
-"""Of the dense form's error, which comes from rounding the same inputs."""
+"""The allowed error over that of the dense form, which comes from rounding the same inputs."""
 
 ROUNDING = 2.0**-7
-"""That of a result in bf16, relative to its largest number."""
+"""The rounding of a result in bf16, relative to its largest number."""
 
 
 def keys(kind: str) -> Tensor:

@@ -5,6 +5,7 @@ import doctest
 import importlib
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ WORDS = re.compile(
 )
 """Words for which there are plainer ones."""
 FRAGMENTS = re.compile(r"(of|by|what|whether|where|which|how|from|to|whoever|nobody|who)\b|\W", re.IGNORECASE)
-"""A docstring of a function says what it does; none begins with these words, and none of a function with a formula."""
+"""Words that no docstring begins with. That of a function does not begin with a formula either."""
 
 CODE = ("src", "lab/src", "native", "tools")
 PAGES = ("README.md", "CONTRIBUTING.md", "lab/README.md", "docs", *CODE)
@@ -84,15 +85,18 @@ def test_public_names_have_an_example_that_runs(name: str, given: dict[str, Any]
 
 
 def docstrings() -> Iterator[tuple[str, ast.AST, str]]:
-    """Yield where each docstring stands, its node and its text."""
+    """Yield where each docstring stands, that of a constant too, its node and its text."""
     for folder in (*CODE, "tests", "lab/tests", "examples"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                     text = ast.get_docstring(node)
                     if text:
-                        name = getattr(node, "name", "")
-                        yield f"{path.relative_to(ROOT)}: {name}", node, text
+                        yield f"{path.relative_to(ROOT)}: {getattr(node, 'name', '')}", node, text
+                    for constant, after in pairwise(node.body):
+                        match constant, after:
+                            case ast.Assign() | ast.AnnAssign(), ast.Expr(ast.Constant(str(text))):
+                                yield f"{path.relative_to(ROOT)}:{after.lineno}", constant, text
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
@@ -101,7 +105,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     assert not [
         (where, text.partition("\n")[0])
         for where, node, text in texts
-        if FRAGMENTS.match(text) and not (isinstance(node, ast.Module | ast.ClassDef) and not text[0].isalpha())
+        if FRAGMENTS.match(text) and (isinstance(node, ast.FunctionDef) or text[0].isalpha())
     ]
 
 

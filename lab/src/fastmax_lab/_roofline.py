@@ -22,7 +22,7 @@ GPUS = {
     "RTX 4090": Gpu(165, 1008, 82.6),
     "MI300X": Gpu(1307, 5300, 163.4),
 }
-"""By a part of the name that the driver gives; of several variants the fastest."""
+"""GPUs by a part of the name that the driver gives; of several variants the fastest."""
 
 LAUNCH, MEMORY_SHARE, PEAK_SHARE = 5e-6, 0.8, 0.5
 """Assumptions of an estimate: seconds per launch, and the shares of bandwidth and peak that library calls reach."""

@@ -9,18 +9,18 @@ informer   ProbSparse                    released  fastmax2 as in its authors' c
 from dataclasses import dataclass
 
 SEVEN = ("softmax", "fastmax1", "fastmax2", "linear", "performer", "reformer", "informer")
-"""Those of the paper's tables."""
+"""The attentions of the paper's tables."""
 
 NAMES = (*SEVEN, "vanilla", "fastmax3", "fastmax4", "released")
 
 SCALES = ("paper", "sqrt", "learned")
-"""Of fastmax."""
+"""Options of fastmax."""
 
 DECAYS = ("none", "learned", "gated")
-"""Of fastmax and softmax."""
+"""Options of fastmax and softmax."""
 
 DROPOUT_MODES = ("standard", "1d", "quadratic")
-"""Of fastmax."""
+"""Options of fastmax."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fastmax_lab.baselines import DECAYS, SCALES
 from fastmax_lab.baselines.interface import Attention, per_key, without_padding
 
 MEMORY = (2.0, 7.0)
-"""Where decays start, as in `FastmaxAttention`: on small images these beat no decay by five points."""
+"""The first reaches of decays, as in `FastmaxAttention`: on small images these beat no decay by five points."""
 
 
 class Fastmax(Attention, SharesSequence):

@@ -16,7 +16,7 @@ class Attention(nn.Module, ABC):
     """
 
     shares_keys = False
-    """Whether keys are made of the queries, so that a model needs no projection for them; `k` is then not looked at."""
+    """True if keys are made of the queries. The model then needs no projection for them, and `k` is not read."""
 
     gate: ForgetGate | None
     """The gate of an attention that forgets: `log_decay` of `forward` is its result on the input of the layer."""

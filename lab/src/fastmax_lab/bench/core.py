@@ -13,7 +13,7 @@ from fastmax_lab.measurements import Recorder, slug
 from fastmax_lab.report.table import mask
 
 BACKENDS = ("native", "chunked")
-"""Those of the CPU."""
+"""The backends of the CPU."""
 MEMORY_TOKENS = [1 << n for n in range(14, 19)]
 TIME_TOKENS = [1 << n for n in range(13, 17)]
 LITERAL = {"tokens": 4096, "head_dim": 32, "heads": 1}

@@ -20,13 +20,13 @@ from fastmax_lab.measurements import Recorder, slug
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 4, 8, 4, 64, 1000
 LAYER_COUNTS = (1, LAYERS, 16)
-"""Of the models whose growth is compared: what all have in common is generate()'s own, the rest is that of a layer."""
+"""Layers of the models whose growth is compared: the common part is that of generate(), the rest that of a layer."""
 CONTEXTS = [1 << 10, 1 << 12, 1 << 14, 1 << 16]
 CHUNK = 1 << 10
 """Tokens that come to a state at once before generation."""
 GROWTH = "growth"
 TOKENS = 16
-"""Of generation, where memory is measured."""
+"""Generated tokens, where memory is measured."""
 
 
 def run(record: Recorder, quick: bool) -> None:

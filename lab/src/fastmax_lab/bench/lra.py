@@ -26,11 +26,11 @@ from fastmax_lab.measurements import Recorder, slug
 
 ATTENTIONS = ("vanilla", *SEVEN)
 SHAPES = {name: tasks.task(name) for name in tasks.names()}
-"""Of random tokens; no data is read."""
+"""Shapes of the tasks. Tokens are random; no data is read."""
 TOKENS = 8000
 """Tokens per step at least: the batch is the smallest that has them. Ratios hardly depend on it, memory is in proportion."""
 EXAMPLES = 2000
-"""That batches are loaded from: memory-mapped files of random tokens, read in the order of training."""
+"""Examples that batches are loaded from: memory-mapped files of random tokens, read in the order of training."""
 DATA = "data"
 """The contestant that only loads batches."""
 QUICK_MEMORY = ("text",)

@@ -51,7 +51,7 @@ MACHINES = (
 """Round numbers for an accelerator and for a server of a few cores, to be replaced by one's own."""
 
 VALUE_BYTES = 2
-"""Of a number in a key or value that a ring sends: bf16."""
+"""Bytes of a number in a key or value that a ring sends: bf16."""
 
 
 def received(layer: RingLayer, world: int) -> int:

@@ -60,7 +60,7 @@ class Device:
     """The device to compute on."""
 
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
-    """Where to compute. auto is the GPU, if there is one."""
+    """Device to compute on. auto is the GPU, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)

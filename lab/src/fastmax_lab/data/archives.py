@@ -17,7 +17,7 @@ MAX_BYTES = 64 * 10**9
 """The default limit of what an archive may unpack to: the release of the Long Range Arena takes about half of it."""
 
 MAX_MEMBER_BYTES = 10**9
-"""What is read into memory at once, at most."""
+"""The most bytes that are read into memory at once."""
 
 
 def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:

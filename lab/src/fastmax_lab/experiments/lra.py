@@ -35,9 +35,9 @@ class TaskBudget:
     evaluated: int | None = 2000
     """Examples of dev and of test."""
     looks: int = 6
-    """How often the dev set is looked at: on few steps a look is as dear as the training before it."""
+    """The number of evaluations on the dev set. On few steps one costs as much as the training before it."""
     examples: int | None = None
-    """Of training."""
+    """Training examples."""
     group_lengths: bool = False
     short: int | None = None
     """Steps of a second, shorter run that all seven attentions have: where the attentions of `OTHERS` are too slow for
@@ -46,7 +46,7 @@ class TaskBudget:
     """Attentions that are also trained in the time that softmax takes for `steps`, and in how many steps: never more than
     `lra-pace` allows, so that their last look at the dev set is not after softmax's; on Text it allows 1.6 times as many."""
     main: int = len(MAIN)
-    """How many attentions of `MAIN`."""
+    """The number of attentions of `MAIN`."""
     cost: float = 1.0
     """Seconds a step, of fastmax2 on one thread."""
 

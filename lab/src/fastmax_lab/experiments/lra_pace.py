@@ -30,8 +30,8 @@ TIMED: dict[str, dict[str, Any]] = {
     "vanilla": {},
 }
 BATCHES, OF_LENGTHS = 6, 12
-"""Of training, in each turn. Where examples are grouped by length batches differ in cost, by far more for softmax than for
-Fastmax: there it is more of them, and they stand for all batches of the training."""
+"""Batches of training in each turn. Where examples are grouped by length, batches differ in cost, by far more for softmax
+than for Fastmax: there it is more of them, and they stand for all batches of the training."""
 
 
 def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG001  (one signature for all experiments)

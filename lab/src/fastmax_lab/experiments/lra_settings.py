@@ -25,7 +25,7 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     "fastmax2, decay": {"attention": "fastmax2", "decay": "learned"},
     "fastmax2, gated": {"attention": "fastmax2", "decay": "gated"},
 }
-"""As in `fastmax_lab.experiments.training`, of which these are the counterparts without causality, and the authors' code."""
+"""The counterparts without causality of those in `fastmax_lab.experiments.training`, and the authors' code."""
 QUICK = ("softmax", "fastmax2", "fastmax2, gated")
 CPU = {
     "image": TaskBudget(batch=32, steps=1500, length=64, looks=3, cost=0.03),

@@ -28,7 +28,7 @@ SHOWN = 3
 """Samples whose maps are kept; locality is the mean over `LOCALITY` of them."""
 LOCALITY = 64
 TEXT_TOKENS = 48
-"""Of the windows whose maps are taken: as many as can be looked at."""
+"""Tokens of the windows whose maps are drawn: as many as a reader can tell apart."""
 
 
 @dataclass(frozen=True)

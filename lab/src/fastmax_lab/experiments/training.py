@@ -14,7 +14,7 @@ from fastmax_lab.baselines.softmax_layer import SoftmaxAttention
 from fastmax_lab.lra.metrics import DivergedError
 
 Watch = Callable[[int, float], bool]
-"""Of the step and the smoothed loss: whether to stop."""
+"""A function of the step and the smoothed loss that returns True to stop."""
 CURVE_POINTS = 60
 """Number of points of the smoothed training loss, evenly over the steps."""
 Wrap = Callable[[type[FastmaxAttention]], type[FastmaxAttention]]
@@ -30,7 +30,7 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     "fastmax2, decay": {"order": 2, "decay": "learned"},
     "fastmax2, gated": {"order": 2, "decay": "gated"},
 }
-"""What each sets of `LMConfig`. Without a word on the scale it is 1 / sqrt(D), for order 1 1 / D; "gated" is the forget gate,
+"""Options of `LMConfig` by attention. The default scale is 1 / sqrt(D), for order 1 it is 1 / D; "gated" is the forget gate,
 "decay" one learned decay per head."""
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, dropout
 
 PARTS = 16
-"""As many images as torch needs to give a convolution of one pixel to oneDNN."""
+"""The number of images that torch needs to give a convolution of one pixel to oneDNN."""
 MIN_ROWS = 8192
 """With fewer, preparing oneDNN for a new shape takes longer than it saves."""
 

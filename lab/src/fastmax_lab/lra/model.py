@@ -19,7 +19,7 @@ from fastmax_lab.lra.tasks import Task
 
 INIT_STD = 0.02
 MakeAttention = Callable[[int], Attention]
-"""From the greatest number of tokens to a new attention layer."""
+"""A function of the largest number of tokens that returns a new attention layer."""
 
 
 class SelfAttention(nn.Module):

@@ -17,7 +17,7 @@ class Quirks:
     moving_dev: bool = False
     """Each evaluation scores the next few examples of the dev set; else always the same ones."""
     drop_last: bool = False
-    """What does not fill a batch is left out of an evaluation; else every example counts."""
+    """Leave out examples that do not fill a batch in evaluations; else every example counts."""
 
     @staticmethod
     def named(names: Sequence[str]) -> "Quirks":

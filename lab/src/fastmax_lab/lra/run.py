@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fastmax_lab.lra.model import Classifier
 
 PRECISIONS = ("no", "bf16")
-"""Of autocast; "no" is fp32."""
+"""Precisions of autocast; "no" is fp32."""
 
 SEED = Range(at_least=0, below=2**63)
 

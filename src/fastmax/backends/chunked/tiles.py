@@ -29,7 +29,7 @@ from fastmax.features import block_size, phi, phi_vjp
 from fastmax.plan import Attend
 
 FEATURE_BUDGET = 1 << 20
-"""How many elements the features of one tile may have: enough for an efficient product, few enough for a cache."""
+"""The most elements that the features of one tile may have: enough for an efficient product, few enough for a cache."""
 
 MOST_SUMMED = 2048
 """Tokens that are summed from zero before their sum is added to the state: two levels of sums lose less to rounding

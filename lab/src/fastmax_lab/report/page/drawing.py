@@ -39,7 +39,7 @@ CIRCLE = 900
 LEGEND = 36
 """Letters of three names that fit beside one another below such a chart; a wider legend would cover the label of y."""
 MISSING = "over memory limit"
-"""What an x means, in the legend."""
+"""The meaning of an x, in the legend."""
 CROSS: dict[str, Any] = {"markersize": 8, "markeredgewidth": 2.2}
 STYLE: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],

@@ -48,7 +48,7 @@ class Tuned:
     values: dict[int, float]
     chosen: dict[int, float]
     gap: Gap | None
-    """To softmax."""
+    """The gap to softmax."""
 
     @property
     def edge(self) -> str:

@@ -41,7 +41,7 @@ class Row(NamedTuple):
     late_steps: float
     late: float | None
     noise: float
-    """What a gap must exceed to decide anything."""
+    """The least gap that decides anything."""
 
 
 def seconds(measurement: Measurement, pace: list[Measurement], which: str = "median") -> dict[str, float]:

@@ -14,7 +14,7 @@ ORDERS = ("fastmax1", "fastmax2")
 FORWARD, BOTH = "forward", "forward + backward"
 Cell = dict[str, Any]
 LONGEST = 4
-"""How many lengths an exponent is taken of: two would show what a neighbour of the machine did meanwhile."""
+"""Number of lengths that an exponent is fitted to: two would show the noise of the machine."""
 LINEAR_BELOW, QUADRATIC_ABOVE = 1.3, 1.6
 """Exponents that are taken for 1, and for 2."""
 
