@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from tools.readme_for_pypi import readme
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -33,6 +34,15 @@ def test_the_package_says_that_it_is_typed() -> None:
 
 def test_there_are_examples() -> None:
     assert len(BLOCKS) >= 2
+
+
+def test_indexes_show_no_link_that_leads_nowhere() -> None:
+    shown = readme(README)
+    assert re.findall(r"\]\((?!https://)", README)
+    assert not re.findall(r"\]\((?!https://)", shown)
+    assert "- Ten minutes with fastmax, Fastmax in your own GPT, examples\n" in shown
+    assert shown.count("](https://") == README.count("](https://")
+    assert re.findall(r"```python\n(.*?)```", shown, re.DOTALL) == BLOCKS
 
 
 def test_every_linked_file_exists() -> None:

@@ -81,5 +81,7 @@ def test_the_wheel_is_the_library_alone(wheel: Path) -> None:
     for extra in ("hf", "triton", "onnx", "all"):
         assert f"Provides-Extra: {extra}\n" in metadata
     assert "License-Expression: Apache-2.0" in metadata
+    assert "Attention in linear time for PyTorch" in metadata
+    assert "](docs/" not in metadata, "no link to a file that an index does not have"
     required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
     assert sorted(required) == ["numpy", "torch"]
