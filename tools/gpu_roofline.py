@@ -5,6 +5,8 @@
 Operations are those of the kernels (docs/gpu.md), at an assumed share of the peak; FlashAttention has its published pace.
 """
 
+from collections.abc import Iterator
+
 import torch
 
 from fastmax.backends.triton.states import Shape
@@ -12,7 +14,7 @@ from fastmax.backends.triton.tiles import tiles_for
 from fastmax_lab._roofline import FLASH, GPUS
 
 SHARES = {"A100": (0.5, 0.25), "H100": (0.4, 0.2)}
-"""What the mix of instructions would allow with perfect overlap, and half of it."""
+"""Shares of the peak that the mix of instructions would allow with perfect overlap, and half of them."""
 
 TOKENS = (4096, 16384, 65536)
 
@@ -40,23 +42,20 @@ def seconds(flop: float, moved: float, gpu: str, share: float) -> float:
     return flop / (peak.tflops * 1e12 * share) + moved / (0.8 * peak.gigabytes_per_second * 1e9)
 
 
-def main() -> None:
+def lines() -> Iterator[str]:
+    """Yield the tables of docs/gpu.md."""
     for order in (2, 1):
-        print(f"\n| order {order} | share of peak |", *(f"{n // 1024}k |" for n in TOKENS), "equal at |")
-        print("|---|---|", *("---|" for _ in TOKENS), "---|")
+        yield f"\n| order {order} | share of peak | {' | '.join(f'{n // 1024}k' for n in TOKENS)} | equal at |"
+        yield f"|---|---|{'---|' * len(TOKENS)}---|"
         for (gpu, flash), paces in FLASH.items():
             for head_dim, pace in paces.items():
                 for share in SHARES[gpu]:
                     own = [seconds(*cost, gpu, share) for cost in per_token(head_dim, order)]
                     theirs = [factor * head_dim / rate for factor, rate in zip((2, 7), pace, strict=True)]  # times N
-                    ratios = (" / ".join(f"{n * t / s:.2g}" for t, s in zip(theirs, own, strict=True)) for n in TOKENS)
+                    ratios = [" / ".join(f"{n * t / s:.2g}" for t, s in zip(theirs, own, strict=True)) for n in TOKENS]
                     equal = " / ".join(f"{s / t / 1000:.2g}k" for t, s in zip(theirs, own, strict=True))
-                    print(
-                        f"| {gpu}, {flash}, D = {head_dim} | {share:.0%} |",
-                        *(f"{x} |" for x in ratios),
-                        f"{equal} |",
-                    )
+                    yield f"| {gpu}, {flash}, D = {head_dim} | {share:.0%} | {' | '.join(ratios)} | {equal} |"
 
 
 if __name__ == "__main__":
-    main()
+    print("\n".join(lines()))

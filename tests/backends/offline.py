@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -334,13 +335,21 @@ def main() -> None:
     parser.add_argument("--kernel", nargs="+")
     parser.add_argument("--forward", action="store_true", help="the forward pass alone")
     parser.add_argument("--count", action="store_true", help="count launches and memory of some calls instead")
+    parser.add_argument("--out", type=Path, help="add the results to a file of measurements; needs fastmax-lab")
     parser.add_argument("--tiles", default="{}", help="JSON of fields of Tiles to try instead of the table's")
     options = parser.parse_args()
     for target in options.targets:
         launched = install(target, compiles=not options.count, only=options.kernel)
         if options.count:
             for name, head_dim, sizes in COUNTED:
-                print(json.dumps(counted(launched, CASES[name], head_dim, **sizes)))
+                found = counted(launched, CASES[name], head_dim, **sizes)
+                print(json.dumps(found))
+                if options.out is not None:
+                    of = {"target": target, "head_dim": head_dim, "case": name} | sizes
+                    passes = {
+                        key: {k: v for k, v in found[key].items() if k != "variants"} for key in ("forward", "backward")
+                    }
+                    _record(options.out, of, passes | {"bytes": found["bytes"]})
             continue
         for dtype in options.dtype:
             for head_dim in options.head_dim:
@@ -353,8 +362,17 @@ def main() -> None:
                         tiles = _tiles(call, target, json.loads(options.tiles))
                         run(call, do, target, CASES[case].form, tiles, backward=not options.forward)
                     of = {"target": target, "dtype": dtype, "head_dim": head_dim, "case": case}
-                    for line in lines(launched, target):
+                    kernels = list(lines(launched, target))
+                    for line in kernels:
                         print(json.dumps(of | line), flush=True)
+                    if options.out is not None:
+                        _record(options.out, of, {"kernels": kernels})
+
+
+def _record(path: Path, of: dict[str, Any], values: dict[str, Any]) -> None:
+    from fastmax_lab.measurements import Recorder
+
+    Recorder("gpu-kernels", path).add("-".join(map(str, of.values())), of, values)
 
 
 def _tiles(call: Call, arch: str, changed: dict[str, int]) -> Tiles | None:

@@ -116,7 +116,10 @@ def machine() -> dict[str, Any]:
 def command_line() -> str:
     """Return the command of this process as a user would type it, without the file or folder that it writes to."""
     program = Path(sys.argv[0])
-    words = [f"python {program.name}" if program.suffix == ".py" and program.stem != "__main__" else "fastmax-lab"]
+    module = getattr(sys.modules["__main__"].__spec__, "name", "")  # of `python -m`
+    is_script = program.suffix == ".py" and program.stem != "__main__"
+    script = f"python -m {module}" if module.endswith(f".{program.stem}") else f"python {program.name}"
+    words = [script if is_script else "fastmax-lab"]
     rest = iter(sys.argv[1:])
     for word in rest:
         if word in ("--out", "--picture"):
