@@ -31,7 +31,7 @@ USERS_OF_THE_LAB = CONVERSION | {
 LAYERS: list[list[set[str]]] = [
     [{"_atomic_file", "_tensor_file"}, {"_torch_private"}],
     [{"core", "features", "dropout", "call", "decay", "both_directions", "window"}],
-    [{"plan"}],
+    [{"plan"}, {"parts"}],
     [{"backends"}],
     [{"validation", "reference"}],
     [{"ops", "_eager_path"}],
@@ -47,7 +47,7 @@ LAYERS: list[list[set[str]]] = [
 Groups of one layer do not import one another.
 "fastmax" is the package itself, `fastmax/__init__.py`."""
 
-WITHIN_A_BACKEND = ("Part", "Sums", "Tile", "Work")
+WITHIN_A_BACKEND = ("Sums", "Tile", "Work")
 """Classes that several backends have by one name, for the same job. Backends never import one another."""
 
 HEAVY = ("models", "distributed", "integrations")

@@ -7,7 +7,6 @@ the same sums with the roles of queries and keys exchanged, on slots in reverse.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from fastmax.backends.batched.sums import Sums
 from fastmax.backends.batched.work import Work, takes_dense_form, temporary_bytes
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.decay import log_decay_grads, rows_part
-from fastmax.dropout import Dropout
+from fastmax.parts import Part, parts
 from fastmax.plan import RULE, Plan, dense_costs_too_much
 
 __all__ = ["backward", "describe", "forward", "unsupported"]
@@ -55,9 +54,9 @@ def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
         return flex.forward(call, fused)
     o, g, state = call.new_outputs()
     for part, work in _parts(call, plan):
-        found = _forward(work, part.queries(o), part.queries(g))
+        found = _forward(work, part.of_queries(o), part.of_queries(g))
         if found is not None:
-            part.states(state).copy_(found)
+            part.of_states(state).copy_(found)
     return o, g, state
 
 
@@ -69,20 +68,8 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     out = InputGrads.empty(call)
     out.head_scale.zero_()
     for part, work in _parts(call, plan):
-        of_part = OutputGrads(
-            None if grads.o is None else part.queries(grads.o),
-            None if grads.g is None else part.queries(grads.g),
-            None if grads.state is None else part.states(grads.state),
-        )
-        to = InputGrads(
-            part.queries(out.q),
-            part.keys(out.k),
-            part.keys(out.v),
-            out.head_scale if call.head_scale is None else out.head_scale[part.query_heads],
-            out.log_decay if call.log_decay is None else part.keys(out.log_decay),
-            out.state_in if call.state_in is None else part.states(out.state_in),
-        )
-        _backward(work, part.queries(o), part.queries(g), of_part, to)
+        outputs = part.of_queries(o), part.of_queries(g)
+        _backward(work, *outputs, part.of_output_grads(grads), part.of_input_grads(call, out))
     return out
 
 
@@ -192,40 +179,6 @@ def _reversed(slots: Slots) -> Slots:
     return slots if slots.packing is None else replace(slots, packing=slots.packing.reversed())
 
 
-class Part(NamedTuple):
-    """Some batch elements and key heads of a call, and the bytes that their temporary tensors may take."""
-
-    batch: slice
-    heads: slice
-    query_heads: slice
-    is_packed: bool
-    budget: int
-
-    def queries(self, x: Tensor) -> Tensor:
-        return x[self.batch, self.query_heads]
-
-    def keys(self, x: Tensor) -> Tensor:
-        return x[self.batch, self.heads]
-
-    def states(self, x: Tensor) -> Tensor:
-        return x[slice(None) if self.is_packed else self.batch, self.heads]
-
-    def of(self, call: Call, plan: Plan, masks: tuple[Dropout, Dropout] | None) -> Work:
-        """Return these heads as a separate call, with the dropout masks that they have in the whole one."""
-        own = replace(
-            call,
-            q=self.queries(call.q),
-            k=self.keys(call.k),
-            v=self.keys(call.v),
-            head_scale=None if call.head_scale is None else call.head_scale[self.query_heads],
-            log_decay=None if call.log_decay is None else self.keys(call.log_decay),
-            key_mask=None if call.key_mask is None else self.keys(call.key_mask.expand(-1, call.k.shape[1], -1)),
-            state_in=None if call.state_in is None else self.states(call.state_in),
-        )
-        of_part = masks and (masks[0].of_heads(self.batch, self.query_heads), masks[1].of_heads(self.batch, self.heads))
-        return Work(own, plan, self.budget, of_part)
-
-
 def _parts(call: Call, plan: Plan) -> Iterator[tuple[Part, Work]]:
     """Cut a call by batch elements and key heads, so that the slots of each fit the budget. Most calls are one part."""
     batch, heads = call.k.shape[:2]
@@ -233,19 +186,8 @@ def _parts(call: Call, plan: Plan) -> Iterator[tuple[Part, Work]]:
     if batch * heads * call.groups * sequences == 0:
         return
     budget = plan.feature_budget or temporary_bytes(call.q.device)
-    masks = call.dropout_masks()
     # few heads at once, whose sums are then one span, before more spans
-    fitting = max(1, budget // Work(call, plan, budget, masks).bytes_per_head)
-    batch_step = max(1, min(batch, fitting // heads))
-    head_step = -(-heads // -(-heads // fitting))
-    for b in range(0, batch, batch_step):
-        for h in range(0, heads, head_step):
-            stop = min(h + head_step, heads)
-            part = Part(
-                slice(b, min(b + batch_step, batch)),
-                slice(h, stop),
-                slice(h * call.groups, stop * call.groups),
-                call.cu_seqlens_k is not None,
-                budget,
-            )
-            yield part, part.of(call, plan, masks)
+    fitting = max(1, budget // Work(call, plan, budget).bytes_per_head)
+    masks = call.dropout_masks()
+    for part in parts(call, fitting if fitting >= heads else -(-heads // -(-heads // fitting))):
+        yield part, Work(part.of_call(call), plan, budget, part.of_masks(masks))

@@ -22,10 +22,6 @@ class Slots:
     packing: "Packing | None" = None
 
     @staticmethod
-    def plain(tokens: int, size: int) -> "Slots":
-        return Slots(tokens, size, max(1, -(-tokens // size)))
-
-    @staticmethod
     def packed(cu: Tensor, tokens: int, size: int, other: tuple[Tensor, int] | None = None) -> "Slots":
         """Cut packed sequences, each of which gets one slot at least, and room for the same sequence of the other side."""
         cu = cu.to(torch.int64)

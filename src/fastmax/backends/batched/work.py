@@ -13,6 +13,7 @@ from fastmax.backends.batched.slots import Slots, sequence_of, unflatten
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.core import EPS, normalize_with_scale
 from fastmax.decay import bounded, wide
+from fastmax.parts import gradient_of_sums, inverse
 from fastmax.plan import DROPOUT_CHUNK, Plan, cheaper_form
 
 SMALLEST_CHUNK = 64
@@ -266,7 +267,7 @@ class Work:
         denominator = f[..., value_dim, None]
         if self.centres is not None:
             found = torch.addcmul(found, denominator, self.in_slots(self.centres[1], 0))
-        found = found * _inverse(denominator)
+        found = found * inverse(denominator)
         found, denominator = (self.slots[0].join(self.unstack(x)) for x in (found, denominator))
         seen = self._not_finite_keys()
         o.copy_(found if seen is None else found.masked_fill(seen.repeat_interleave(self.call.groups, 1), torch.nan))
@@ -289,15 +290,9 @@ class Work:
         return counts[:, :, stop] > counts[:, :, start]
 
     def output_grads(self, o: Tensor, g: Tensor, grads: OutputGrads) -> Tensor:
-        """Return w = [do / g, -(do . o) / g + dg, 0 ...] in slots, stacked, for values about their centre."""
+        """Return the gradient of [f, g] in slots, stacked, for values about their centre."""
         call, value_dim = self.call, self.call.value_dim
-        w = call.q.new_zeros(*call.q.shape[:3], self.columns, dtype=call.dtype)
-        if grads.o is not None:
-            do = grads.o.to(call.dtype) * _inverse(g).unsqueeze(-1)
-            w[..., :value_dim] = do
-            w[..., value_dim] = -(do * o).sum(-1)
-        if grads.g is not None:
-            w[..., value_dim] += grads.g
+        w = gradient_of_sums(o, g, grads, self.columns, call.dtype)
         w = self.stack(self.slots[0].split(w))
         if self.centres is not None:
             w[..., value_dim] += (w[..., :value_dim] * self.in_slots(self.centres[1], 0)).sum(-1)
@@ -339,10 +334,6 @@ class Work:
         """Multiply rows of keys by the decay from them to the end of their slot."""
         c = self.decays
         return x if c is None else x * (c[..., -1:] - c).exp().to(x.dtype).unsqueeze(-1)
-
-
-def _inverse(g: Tensor) -> Tensor:
-    return g.reciprocal().masked_fill_(g == 0, 0)
 
 
 def _not_finite(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fastmax.backends.chunked import tiles as t
 from fastmax.backends.chunked.decay import Decay
-from fastmax.backends.chunked.parts import Work, parts
+from fastmax.backends.chunked.parts import Work, sequences
 from fastmax.call import Call, InputGrads, OutputGrads
 from fastmax.decay import log_decay_grads, rows_part
 from fastmax.plan import DROPOUT_CHUNK, Accumulate, Attend, Plan, Step, calls_chunk, cheaper_form, steps
@@ -26,9 +26,9 @@ def forward(call: Call, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
     """Return o, g and state_out."""
     o, g, state = call.new_outputs()
     masks = call.dropout_masks()
-    for part in parts(call, _heads_at_once(call, plan)):
+    for part in sequences(call, _heads_at_once(call, plan)):
         state_out = part.of_states(state) if call.options.return_state else None
-        _forward(part.work(call, plan, masks), part.of_queries(o), part.of_queries(g), state_out)
+        _forward(Work.of(part, call, plan, masks), part.of_queries(o), part.of_queries(g), state_out)
     return o, g, state
 
 
@@ -38,25 +38,10 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     for x in out:
         x.zero_()
     masks = call.dropout_masks()
-    for part in parts(call, _heads_at_once(call, plan)):
-        _backward(
-            part.work(call, plan, masks),
-            part.of_queries(o),
-            part.of_queries(g),
-            OutputGrads(
-                None if grads.o is None else part.of_queries(grads.o),
-                None if grads.g is None else part.of_queries(grads.g),
-                None if grads.state is None else part.of_states(grads.state),
-            ),
-            InputGrads(
-                part.of_queries(out.q),
-                part.of_keys(out.k),
-                part.of_keys(out.v),
-                out.head_scale if call.head_scale is None else out.head_scale[part.query_heads],
-                out.log_decay if call.log_decay is None else part.of_keys(out.log_decay),
-                out.state_in if call.state_in is None else part.of_states(out.state_in),
-            ),
-        )
+    for part in sequences(call, _heads_at_once(call, plan)):
+        work = Work.of(part, call, plan, masks)
+        outputs = part.of_queries(o), part.of_queries(g)
+        _backward(work, *outputs, part.of_output_grads(grads), part.of_input_grads(call, out))
     return out
 
 

@@ -26,6 +26,7 @@ from fastmax.backends.chunked.parts import Work
 from fastmax.call import OutputGrads
 from fastmax.core import normalize_with_scale, normalized, similarity
 from fastmax.features import block_size, phi, phi_vjp
+from fastmax.parts import gradient_of_sums, inverse
 from fastmax.plan import Attend
 
 FEATURE_BUDGET = 1 << 20
@@ -201,19 +202,13 @@ def store_outputs(a: int, b: int, f: Tensor, o: Tensor, g: Tensor) -> None:
     f = f.reshape(*o.shape[:2], b - a, f.shape[-1])
     denominator = f[..., -1]
     g[:, :, a:b] = denominator
-    o[:, :, a:b] = f[..., :-1] * _inverse(denominator)
+    o[:, :, a:b] = f[..., :-1] * inverse(denominator).unsqueeze(-1)
 
 
 def load_output_grads(p: Work, a: int, b: int, o: Tensor, g: Tensor, grads: OutputGrads) -> Tensor:
-    """Return w = [do / g, -(do . o) / g + dg], the gradient of [f, g] of queries a:b, stacked."""
-    w = p.q.new_zeros(*p.q.shape[:2], b - a, p.value_dim + 1, dtype=p.dtype)
-    if grads.o is not None:
-        do = grads.o[:, :, a:b].to(p.dtype) * _inverse(g[:, :, a:b])
-        w[..., :-1] = do
-        w[..., -1] = -(do * o[:, :, a:b]).sum(-1)
-    if grads.g is not None:
-        w[..., -1] += grads.g[:, :, a:b]
-    return _stack(w, p)
+    """Return the gradient of [f, g] of queries a:b, stacked."""
+    do, dg = (None if x is None else x[:, :, a:b] for x in grads[:2])
+    return _stack(gradient_of_sums(o[:, :, a:b], g[:, :, a:b], OutputGrads(do, dg, None), p.value_dim + 1, p.dtype), p)
 
 
 def normalized_vjp(x: Tensor, d: Tensor, how: str) -> Tensor:
@@ -297,10 +292,6 @@ def _stack(x: Tensor, p: Work) -> Tensor:
     """Reshape (B, Hq, n, ...) to (B, Hkv, G * n, ...)."""
     batch, _, tokens, *rest = x.shape
     return x.reshape(batch, p.k.shape[1], p.groups * tokens, *rest)
-
-
-def _inverse(g: Tensor) -> Tensor:
-    return torch.where(g == 0, 0, 1 / g).unsqueeze(-1)
 
 
 def _seen(weights: Tensor, x: Tile, y: Tile, p: Work, diagonal: int | None, decay: Decay | None) -> Tensor:

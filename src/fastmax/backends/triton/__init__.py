@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from fastmax.backends.triton import both_passes, checked, device
-from fastmax.backends.triton.cut import parts
+from fastmax.backends.triton.cut import heads_at_once
 from fastmax.backends.triton.decode import MAX_DIM, can_step, prepare_step
 from fastmax.backends.triton.work import Launch
 from fastmax.call import Call, InputGrads, OutputGrads
+from fastmax.parts import parts
 from fastmax.plan import RULE, Plan, dense_costs_too_much
 
 __all__ = ["backward", "can_step", "describe", "forward", "prepare_step", "unsupported"]
@@ -50,10 +51,9 @@ def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
     """Return o, g and state_out."""
     o, g, state = call.new_outputs()
     arch = device.architecture(call.q.device)
-    for part in parts(call, plan, arch):
-        rows, states = (part.batch, part.query_heads), (part.states, part.heads)
-        state_out = state[states] if call.options.return_state else None
-        both_passes.forward(Launch(part.call, plan, arch), o[rows], g[rows], state_out)
+    for part in parts(call, heads_at_once(call, plan, arch)):
+        state_out = part.of_states(state) if call.options.return_state else None
+        both_passes.forward(Launch(part.of_call(call), plan, arch), part.of_queries(o), part.of_queries(g), state_out)
     return o, g, state
 
 
@@ -63,24 +63,7 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     arch = device.architecture(call.q.device)
     if call.head_scale is not None:
         out.head_scale.zero_()  # of which each part has a share
-    for part in parts(call, plan, arch):
-        rows, keys, states = (part.batch, part.query_heads), (part.batch, part.heads), (part.states, part.heads)
-        both_passes.backward(
-            Launch(part.call, plan, arch),
-            o[rows],
-            g[rows],
-            OutputGrads(
-                None if grads.o is None else grads.o[rows],
-                None if grads.g is None else grads.g[rows],
-                None if grads.state is None else grads.state[states],
-            ),
-            InputGrads(
-                out.q[rows],
-                out.k[keys],
-                out.v[keys],
-                out.head_scale if call.head_scale is None else out.head_scale[part.query_heads],
-                out.log_decay if call.log_decay is None else out.log_decay[keys],
-                out.state_in if call.state_in is None else out.state_in[states],
-            ),
-        )
+    for part in parts(call, heads_at_once(call, plan, arch)):
+        work, outputs = Launch(part.of_call(call), plan, arch), (part.of_queries(o), part.of_queries(g))
+        both_passes.backward(work, *outputs, part.of_output_grads(grads), part.of_input_grads(call, out))
     return out

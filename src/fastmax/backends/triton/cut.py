@@ -1,7 +1,5 @@
-"""The cut of a call: its form, the dtype of its products, its tiles, the shape of its state, parts that fit into memory."""
+"""The cut of a call: form, dtype of products, tiles, shape of the state, and how many heads fit into memory."""
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -59,59 +57,22 @@ def form_of(call: Call, plan: Plan) -> str:
     return cheaper_form(queries, keys, *dims, options.is_causal)
 
 
-class Part(NamedTuple):
-    """Some batch elements and key heads, and the query heads that read them, as a separate call."""
-
-    call: Call
-    batch: slice
-    states: slice
-    heads: slice
-    query_heads: slice
-
-
-WHOLE = slice(None)
-
-
-def parts(call: Call, plan: Plan, arch: str) -> Iterator[Part]:
-    """Yield the whole call, or as many batch elements or heads at a time as the budget holds the states of all chunks of.
+def heads_at_once(call: Call, plan: Plan, arch: str) -> int:
+    """Return how many heads of all batch elements the budget holds the states of all chunks of; one at least.
 
     Heads do not depend on one another, so nothing is handed on, and the chunks of a single head fill a GPU.
     """
-    batch, heads, groups = call.k.shape[0], call.k.shape[1], max(1, call.groups)
-    units = batch * heads
-    if units > 1:
-        cut, dense = Cut.of(call, plan, arch), form_of(call, plan) == "dense"
-        packed = call.cu_seqlens_q is not None
-        longest = (sum if packed else max)((call.q.shape[2], call.k.shape[2]))
-        slots = ceil_div(longest, cut.tiles.chunk) + (call.state_shape[0] if packed else 0)
-        if dense or not call.options.is_causal:
-            sums = not dense or call.state_in is not None or call.options.return_state
-            slots = min(slots, MAX_TOTAL_PIECES * call.state_shape[0] // batch) if sums else 0
-        units = min(units, max(1, budget_of(plan, call.q.device) // max(1, slots * cut.slot_bytes)))
-    if units >= batch * heads:
-        yield Part(call, WHOLE, WHOLE, WHOLE, WHOLE)
-        return
-    rows = max(1, units // heads)
-    units = heads if units >= heads else units
-    for b in range(0, batch, rows):
-        for first in range(0, heads, units):
-            yield _part(call, slice(b, b + rows), slice(first, first + units), groups)
-
-
-def _part(call: Call, batch: slice, heads: slice, groups: int) -> Part:
-    queries = slice(heads.start * groups, heads.stop * groups)
-    mask, states = call.key_mask, batch if call.cu_seqlens_q is None else WHOLE
-    own = replace(
-        call,
-        q=call.q[batch, queries],
-        k=call.k[batch, heads],
-        v=call.v[batch, heads],
-        head_scale=None if call.head_scale is None else call.head_scale[queries],
-        log_decay=None if call.log_decay is None else call.log_decay[batch, heads],
-        key_mask=None if mask is None else mask[batch] if mask.shape[1] == 1 else mask[batch, heads],
-        state_in=None if call.state_in is None else call.state_in[states, heads],
-    )
-    return Part(own, batch, states, heads, queries)
+    units = call.k.shape[0] * call.k.shape[1]
+    if units <= 1:
+        return units
+    cut, dense = Cut.of(call, plan, arch), form_of(call, plan) == "dense"
+    packed = call.cu_seqlens_q is not None
+    longest = (sum if packed else max)((call.q.shape[2], call.k.shape[2]))
+    slots = ceil_div(longest, cut.tiles.chunk) + (call.state_shape[0] if packed else 0)
+    if dense or not call.options.is_causal:
+        sums = not dense or call.state_in is not None or call.options.return_state
+        slots = min(slots, MAX_TOTAL_PIECES * call.state_shape[0] // call.k.shape[0]) if sums else 0
+    return min(units, max(1, budget_of(plan, call.q.device) // max(1, slots * cut.slot_bytes)))
 
 
 def budget_of(plan: Plan, device: torch.device) -> int:
