@@ -388,9 +388,13 @@ def test_recall_from_afar_names_who_recalls() -> None:
     assert far.findings[0].text == "16 pairs among 4,096 tokens are recalled by fastmax2 and softmax"
     assert near.findings[0].text == "16 pairs among 512 tokens are recalled by none"
     assert len(every.tables[0].rows) == len(measurements)
-    distance, state = far.charts
+    dots, distance, state = far.charts
+    assert dots.categories == ("softmax", "fastmax2", "window")
+    assert (dots.series[0].x, dots.series[0].deviation) == ((100, 99.5, 20), (0, None, None))
     assert next((one.label, one.x, one.y) for one in distance.series) == ("softmax", (512, 1024), (100, 50))
-    assert next((one.x, one.y, one.deviation) for one in state.series) == ((1000,), (100,), (0,))
+    assert [(one.label, one.x, one.y) for one in state.series] == [
+        ("softmax", (1000,), (100,)), ("fastmax2", (1000,), (99.5,)), ("window", (1000,), (20,)),
+    ]  # fmt: skip
     assert [row[0] for row in far.tables[0].rows] == ["softmax", "fastmax2", "window"]
 
 

@@ -12,6 +12,8 @@ NAME = "recall-far"
 TITLE = "Recall from afar (ours)"
 SOLVED = 0.99
 REFERENCE = "softmax"
+DRAWN = ("softmax", "fastmax2", "fastmax2, gated", "linear, gated", "window")
+"""Recipes with a line in the chart by distance, beside the best of the others."""
 
 
 def section(results: Results) -> Section:
@@ -72,13 +74,20 @@ def _block(task: tuple[int, int, int], runs: dict[str, list[Measurement]]) -> Pa
     length, pairs, distractors = task
     name = f"recall-far-{length}-{pairs}" + (f"-{distractors}" if distractors else "")
     title = f"{pairs} pairs among {length:,} tokens" + (f", {distractors} more never asked for" if distractors else "")
+    ordered = dict(sorted(runs.items(), key=lambda item: -_mean(item[1])))
+    others = [label for label in ordered if label not in DRAWN]
+    drawn = [*(label for label in DRAWN if label in runs), *others[:1]]
+    kinds: dict[str, list[list[Measurement]]] = {}
+    for label, own in runs.items():
+        kinds.setdefault(label.partition(",")[0], []).append(own)
     charts = (
+        Chart(f"{name}-accuracy", title, "accuracy, %", "", (_dots(ordered),), categories=tuple(ordered)),
         Chart(
             f"{name}-distance",
             f"{title}, by distance",
             "distance in tokens, from",
             "accuracy, %",
-            tuple(_by_distance(label, own) for label, own in runs.items()),
+            tuple(_by_distance(label, runs[label]) for label in drawn),
             x_log=True,
             x_base=2,
         ),
@@ -87,11 +96,22 @@ def _block(task: tuple[int, int, int], runs: dict[str, list[Measurement]]) -> Pa
             f"{title}, by state",
             "numbers of the state",
             "accuracy, %",
-            tuple(_by_state(label, own) for label, own in runs.items()),
+            tuple(_by_state(kind, found) for kind, found in kinds.items()),
             x_log=True,
+            x_base=2,
         ),
     )
-    return PageBlock(title, charts, (Finding(_finding(runs)),), (_table(name, title, runs),))
+    return PageBlock(title, charts, (Finding(_finding(runs)),), (_table(name, title, ordered),), columns=1)
+
+
+def _mean(runs: list[Measurement]) -> float:
+    return spread([_accuracy(d) for d in runs])[0]
+
+
+def _dots(runs: dict[str, list[Measurement]]) -> Series:
+    points = [spread([_accuracy(d) for d in own]) for own in runs.values()]
+    places = tuple(range(len(points)))
+    return Series("best rate", tuple(y for y, _ in points), places, tuple(deviation for _, deviation in points))
 
 
 def _by_distance(label: str, runs: list[Measurement]) -> Series:
@@ -102,14 +122,15 @@ def _by_distance(label: str, runs: list[Measurement]) -> Series:
     return Series(label, tuple(shown), tuple(y for y, _ in points), tuple(deviation for _, deviation in points))
 
 
-def _by_state(label: str, runs: list[Measurement]) -> Series:
-    y, deviation = spread([_accuracy(d) for d in runs])
-    return Series(label, (runs[0].values["state"],), (y,), (deviation,), line=False)
+def _by_state(kind: str, recipes: list[list[Measurement]]) -> Series:
+    """Draw a point for each recipe of a kind."""
+    states = tuple(own[0].values["state"] for own in recipes)
+    return Series(kind, states, tuple(_mean(own) for own in recipes), line=False)
 
 
 def _table(name: str, title: str, runs: dict[str, list[Measurement]]) -> Table:
     rows = []
-    for label, own in sorted(runs.items(), key=lambda item: -spread([_accuracy(d) for d in item[1]])[0]):
+    for label, own in runs.items():
         y, deviation = spread([_accuracy(d) for d in own])
         v = own[0].values
         reached = min(d.values["length_reached"] for d in own)
