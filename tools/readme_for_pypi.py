@@ -8,13 +8,13 @@ from pathlib import Path
 
 PICTURE = re.compile(r"!\[[^]]*\]\((?!https?:)[^)]*\)\n+")
 LINK = re.compile(r"\[([^]]+)\]\((?!https?:)[^)]*\)")
-NOTE = "\n\nThe pages and examples named here are in the source distribution, in `docs` and `examples`.\n"
+NOTE = "\nThe pages and examples that are named here are in the source distribution, in `docs` and `examples`.\n\n"
 
 
 def readme(text: str) -> str:
     """Return a page without relative pictures and links."""
-    title, rest = text.split("\n", 1)
-    return title + NOTE + LINK.sub(r"\1", PICTURE.sub("", rest))
+    first, heading, rest = LINK.sub(r"\1", PICTURE.sub("", text)).partition("## Install")
+    return first.rstrip("\n") + "\n" + NOTE + heading + rest
 
 
 def dynamic_metadata(field: str, settings: object) -> dict[str, str]:  # noqa: ARG001
