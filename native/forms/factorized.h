@@ -3,6 +3,7 @@
 // A state is summed in order for the outputs and the queries' gradients, in reverse for the keys'. When causal, a chunk's
 // own keys are seen in the dense form, and are added to the state behind it. Where features are dropped the dense form has no
 // shortcut past them: the pairs of a chunk are summed over features too.
+// Sums that neither come in nor go out are about a centre, which is subtracted from keys where they are added or read the sum.
 // A decay that fades both ways takes two walks: the first against the order, with a state of what comes behind each chunk.
 #pragma once
 #include "forms/decay.h"
@@ -87,7 +88,8 @@ struct FactorizedForm {
   void add_keys(State<T> state) {
     const Range used = living(adding(), keys.count);
     if (decays) keys.fade_values(adding(), used);
-    accumulate(sizes.features, state, keys.dense(used), key_masks(), fade(0), panel, prefetcher);
+    if (state.centre) keys.subtract(state.centre);
+    accumulate(sizes.features, state, keys.dense(used), key_masks(), {}, fade(0), panel, prefetcher);
   }
   void add_queries(State<T> state, int64_t group) {
     const Range used = living(adding(), queries.count);
@@ -97,7 +99,7 @@ struct FactorizedForm {
     queries.pack_grads(used);
     const T* x = queries.x + used.begin * sizes.x_pitch;
     const Keys<T> rows{x, sizes.x_pitch, w, sizes.u_pitch, queries.packed_grads(), count};
-    accumulate(sizes.features, state, rows, query_masks(), fade(group), panel, prefetcher);
+    accumulate(sizes.features, state, rows, query_masks(), queries.about(used.begin), fade(group), panel, prefetcher);
   }
   FeatureMasks<T> key_masks() const { return keys.dropout.masks(*call, words); }
   FeatureMasks<T> query_masks() const { return queries.dropout.masks(*call, words); }
@@ -111,8 +113,9 @@ struct FactorizedForm {
       if (part) multiply_row(part, decay.whole, (int)sizes.features.size);
   }
   // Called before everything else of a chunk.
-  void start(const Head& h, int64_t begin, int64_t end) {
+  void start(const Head& h, int64_t begin, int64_t end, State<T> state) {
     call = h.call;
+    queries.centre = state.centre;
     words.make(*call, sizes.features);
     decays = DecayChunk<T>::used(*h.call), both_ways = walk_kind != Walk::only;
     if (decays) decay.load_chunk(h, begin, min(end, h.keys));
@@ -140,7 +143,7 @@ struct FactorizedForm {
   // state += the keys begin:end, of one chunk, or, for the keys' gradients, the queries.
   void add(const Head& h, int64_t begin, int64_t end, State<T> state) {
     prefetch_next(h, begin, 1, pass != Pass::key_grads, pass == Pass::key_grads);
-    start(h, begin, end);
+    start(h, begin, end, state);
     if (pass == Pass::key_grads) {
       for (int64_t g = 0; g < h.groups && begin < h.queries; g++) {
         queries.load_tokens(h, g, begin, min(end, h.queries), true, sizes.wraps);
@@ -155,18 +158,18 @@ struct FactorizedForm {
   }
 
   // The tokens of one chunk with a state that all of them see.
-  void use(const Head& h, int64_t begin, int64_t end, const T* state) {
+  void use(const Head& h, int64_t begin, int64_t end, State<T> state) {
     prefetch_next(h, begin, 1, pass == Pass::key_grads, pass != Pass::key_grads);
-    start(h, begin, end);
+    start(h, begin, end, state);
     if (pass == Pass::key_grads) {
       keys.load_tokens(h, begin, end, false);
-      read_key_grads(state);
+      read_key_grads(state.sum);
       keys.store_grads(h, d_x, sizes.dim_pitch, d_u, sizes.u_pitch, d_sums);
       return;
     }
     for (int64_t g = 0; g < h.groups; g++) {
       queries.load_tokens(h, g, begin, end, pass == Pass::query_grads, false);
-      read_queries(state);
+      read_queries(state.sum);
       store_queries(h, g);
     }
   }
@@ -174,7 +177,7 @@ struct FactorizedForm {
   // The tokens of one chunk when causal or with a decay, walking the state along. `empty`: the state is known to be zero;
   // `keep`: the state is needed afterwards.
   void walk(const Head& h, int64_t begin, int64_t end, State<T> state, bool empty, bool keep) {
-    start(h, begin, end);
+    start(h, begin, end, state);
     if (walk_kind == Walk::first) return walk_against(h, begin, end, state, empty, keep);
     if (pass == Pass::key_grads) return walk_back(h, begin, end, state, empty, keep);
     prefetch_next(h, begin, 1, true, true);
@@ -253,34 +256,35 @@ struct FactorizedForm {
     if (pass == Pass::outputs) {
       if (count < queries.subs) memset(queries.out, 0, (int64_t)queries.subs * columns * W * sizeof(T));
       if (count == 0) return;
-      read(sizes.features, state, queries.x_transposed_of(s), query_masks(), count, queries.out_of(s), columns, none, panel,
-           prefetcher);
+      read(sizes.features, state, queries.x_transposed_of(s), query_masks(), queries.about(s * W), count, queries.out_of(s),
+           columns, none, panel, prefetcher);
       if (decays) decay.fade_lanes(queries.out, columns, queries.subs, reading());
     } else {
       memset(queries.d_x, 0, (int64_t)queries.subs * dim * W * sizeof(T));
       if (decays) memset(d_sums, 0, queries.count * sizeof(T));
       if (count == 0) return;
-      read_vjp(sizes.features, state, queries.x_transposed_of(s), query_masks(), queries.w_transposed_of(s), count,
-               queries.d_x_of(s), none, prefetcher);
+      read_vjp(sizes.features, state, queries.x_transposed_of(s), query_masks(), queries.about(s * W),
+               queries.w_transposed_of(s), count, queries.d_x_of(s), none, prefetcher);
       if (decays) make_query_shares(state, s, count);
       if (decays) decay.fade_lanes(queries.d_x, dim, queries.subs, reading());
     }
   }
   // d_sums = phi(x) . (state w) for the queries of `count` sub-chunks from s on, with the factor of the decay. d_x has
   // J^T (state w), so x . d_x counts a feature as often as its degree. Together with a read of the lower degrees all features
-  // count once.
+  // count once; about a centre, if that read is about zero and the constant is taken f'(b) times.
   void make_query_shares(const T* state, int s, int count) {
     const Others<T>* none = nullptr;
     const int dim = sizes.shape.dim, columns = sizes.shape.columns;
     Features<T> low = sizes.features;
     low.blocks = low.linear;
-    read(low, state, queries.x_transposed_of(s), query_masks(), count, queries.out_of(s), columns, none, panel, prefetcher);
+    read(low, state, queries.x_transposed_of(s), query_masks(), {}, count, queries.out_of(s), columns, none, panel, prefetcher);
     for (int sub = s; sub < s + count; sub++) {
       const T *w = queries.w_transposed_of(sub), *x = queries.x_transposed_of(sub), *f = queries.out_of(sub),
               *d = queries.d_x_of(sub);
       T lower[W] = {}, constant[W] = {}, by_degree[W] = {};
       for (int j = 0; j < columns; j++)
         for (int i = 0; i < W; i++) lower[i] += w[j * W + i] * f[j * W + i], constant[i] += w[j * W + i] * state[j];
+      for (int i = 0; queries.centre && i < W; i++) constant[i] *= queries.slope[sub * W + i];
       for (int m = 0; m < dim; m++)
         for (int i = 0; i < W; i++) by_degree[i] += x[m * W + i] * d[m * W + i];
       for (int i = 0; i < W && sub * W + i < queries.count; i++)
@@ -374,7 +378,8 @@ struct FactorizedForm {
     const Others<T> others = pairs.others(keys.x, sizes.x_pitch, keys.count, key_masks(), false);
     if (pass == Pass::outputs) {
       if (!state) memset(queries.out, 0, (int64_t)subs * columns * W * sizeof(T));
-      read(sizes.features, state, queries.x_transposed, query_masks(), subs, queries.out, columns, &others, panel, prefetcher);
+      read(sizes.features, state, queries.x_transposed, query_masks(), {}, subs, queries.out, columns, &others, panel,
+           prefetcher);
       if (decays && state) decay.fade_lanes(queries.out, columns, subs, reading());
       pairs.hide(others, subs, fading());
       pairs.add_sums(others, sizes.shape, keys.u, sizes.u_pitch, keys.packed_values(), subs, queries.out, keys.are_finite);
@@ -382,7 +387,7 @@ struct FactorizedForm {
       memset(queries.d_x, 0, (int64_t)subs * sizes.shape.dim * W * sizeof(T));
       pairs.make_grads(others, keys.u, sizes.u_pitch, queries.w_transposed, columns, subs, fading());
       if (decays && state) decay.fade_lanes(queries.w_transposed, columns, subs, reading());
-      read_vjp(sizes.features, state, queries.x_transposed, query_masks(), queries.w_transposed, subs, queries.d_x, &others,
+      read_vjp(sizes.features, state, queries.x_transposed, query_masks(), {}, queries.w_transposed, subs, queries.d_x, &others,
                prefetcher);
     }
   }
@@ -398,9 +403,9 @@ struct FactorizedForm {
     }
     if (count == 0) return;
     start_key_grads();
-    read(sizes.features, state, x_transposed + s * dim * W, key_masks(), (int)count, d_u_transposed + s * columns * W,
+    read(sizes.features, state, x_transposed + s * dim * W, key_masks(), {}, (int)count, d_u_transposed + s * columns * W,
          value_channels(), none, panel, prefetcher);
-    read_vjp(sizes.features, state, x_transposed + s * dim * W, key_masks(), u_transposed + s * columns * W, (int)count,
+    read_vjp(sizes.features, state, x_transposed + s * dim * W, key_masks(), {}, u_transposed + s * columns * W, (int)count,
              d_x_transposed + s * dim * W, none, prefetcher);
     store_key_grads(subs);
     if (!decays) return;
@@ -418,6 +423,9 @@ struct FactorizedForm {
     for (int64_t s = 0; s < subs; s++) {
       transpose_to_channel_major(keys.x + s * W * sizes.x_pitch, sizes.x_pitch, sizes.raw_dim, x_transposed + s * dim * W);
       transpose_to_channel_major(keys.u + s * W * sizes.u_pitch, sizes.u_pitch, columns, u_transposed + s * columns * W);
+      for (int m = 0; queries.centre && m < dim; m++)
+        for (T* at = x_transposed + (s * dim + m) * W; at < x_transposed + (s * dim + m + 1) * W; at += LANES<T>)
+          store(at, load(at) - queries.centre[m]);
     }
     memset(d_x_transposed, 0, (int64_t)subs * dim * W * sizeof(T));
     if (!sizes.drops) return;
@@ -436,13 +444,13 @@ struct FactorizedForm {
   void pair_keys(const T* state) {
     const int columns = sizes.shape.columns, subs = key_subs();
     const Others<T> others = pairs.others(queries.x, sizes.x_pitch, queries.count, query_masks(), true);
-    read(sizes.features, state, x_transposed, key_masks(), subs, d_u_transposed, columns, &others, panel, prefetcher);
+    read(sizes.features, state, x_transposed, key_masks(), {}, subs, d_u_transposed, columns, &others, panel, prefetcher);
     if (decays && state) decay.fade_lanes(d_u_transposed, columns, subs, reading());
     pairs.hide(others, subs, fading());
     queries.pack_grads({0, queries.count});
     pairs.add_sums(others, sizes.shape, queries.w, sizes.u_pitch, queries.packed_grads(), subs, d_u_transposed);
     pairs.make_grads(others, queries.w, sizes.u_pitch, u_transposed, columns, subs, fading());
-    read_vjp(sizes.features, state, x_transposed, key_masks(), u_faded, subs, d_x_transposed, &others, prefetcher);
+    read_vjp(sizes.features, state, x_transposed, key_masks(), {}, u_faded, subs, d_x_transposed, &others, prefetcher);
   }
   // The gradients that a state is read for. That of the denominator is needed only for the gradient of the decay.
   int value_channels() const { return decays ? sizes.shape.columns : sizes.value_dim; }

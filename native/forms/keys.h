@@ -48,6 +48,38 @@ struct KeyChunk {
     for (int n = 0; sizes->reduces && n < count; n++) reduce_row(x + n * sizes->x_pitch, by, dim);
     for (int n = 0; wrap && n < count; n++) wrap_row(sizes->features, x + n * sizes->x_pitch, sizes->x_pitch);
   }
+  // centre[x_pitch] = the mean of the keys that count among some that are spread over the sequence or, if causal, its first
+  // chunk, of which only later chunks read a sum. Any point is exact. Unlike keys have such a mean by chance, which would only
+  // make numbers larger: it is reduced by what independent keys of that spread have on average. Uses the rows.
+  static constexpr int MEAN_OF = 32;
+  void find_centre(const Head& h, T* centre) {
+    const FmCall& c = *h.call;
+    const int dim = sizes->raw_dim;
+    const int64_t tokens = c.is_causal ? min(h.keys, sizes->chunk) : h.keys, step = (tokens + MEAN_OF - 1) / MEAN_OF;
+    FmTensor some = c.k;
+    some.token_stride *= step;
+    count = step ? (int)((tokens + step - 1) / step) : 0;
+    load_vectors(c, some, at(c.k, h.batch, h.key_head, h.key_start), count, *sizes, (T)1, x, rstd);
+    memset(centre, 0, sizes->x_pitch * sizeof(T));
+    T used = 0, squares = 0;
+    for (int n = 0; n < count; n++) {
+      const T* key = x + n * sizes->x_pitch;
+      if (!counts(h, n * step)) continue;
+      used++, squares += dot(key, key, dim);
+      for (int i = 0; i < dim; i++) centre[i] += key[i];
+    }
+    const T length = dot((const T*)centre, (const T*)centre, dim),
+            by_chance = used > 1 ? (squares - length / used) / (used - 1) : 0;
+    multiply_row(centre, length > used * by_chance ? (1 - used * by_chance / length) / used : 0, dim);
+    if (sizes->reduces) reduce_row(centre, reflection<T>(dim), dim);
+    if (sizes->wraps) wrap_row(sizes->features, centre, sizes->x_pitch);
+  }
+  void subtract(const T* centre) {
+    for (int64_t i = 0; i < sizes->x_pitch; i += LANES<T>) {
+      const Vec<T> c = load(centre + i);
+      for (T* at = x + i; at < x + count * sizes->x_pitch; at += sizes->x_pitch) store(at, load(at) - c);
+    }
+  }
   void pack_values() { pack_values({0, count}); }
   void pack_values(Range tokens) {
     if (sizes->packs)

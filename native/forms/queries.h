@@ -15,6 +15,8 @@ struct QueryChunk {
   int64_t first = 0, head = 0;
   int count = 0, subs = 0;
   T scale = 1;
+  const T* centre = nullptr;  // of the sums that are read, or null; value and slope are used only with one
+  T *value, *slope;           // [tokens]
   bool rounds_grads = false;  // w to bf16, but for the part of the denominator, which is made of the rounded ones
 
   void take(Workspace& workspace, const Sizes<T>& s, int64_t capacity, bool grads) {
@@ -24,6 +26,7 @@ struct QueryChunk {
     out = workspace.take<T>(capacity * s.shape.columns);
     rstd = workspace.take<T>(capacity);
     dropout.take(workspace, capacity);
+    value = workspace.take<T>(round_up(capacity, W)), slope = workspace.take<T>(round_up(capacity, W));
     d_rows = workspace.take<T>(W * max(s.u_pitch, s.dim_pitch));
     if (!grads) return;
     hat = workspace.take<T>(capacity * s.dim_pitch);
@@ -48,7 +51,20 @@ struct QueryChunk {
     dropout.load(c, 0, h.batch * c.query_heads + head, c.queries, h.query_start + begin, count);
     if (grads) load_output_grads(h);
     load_rest(h, grads || wrap ? 0 : load_columns(h), grads, wrap);
+    if (centre) see_centre();
   }
+  // f(b) and f'(b), for b = x . centre
+  void see_centre() {
+    for (int64_t i = 0; i < subs * W; i += LANES<T>) {
+      const T* columns = x_transposed_of((int)(i / W)) + i % W;
+      Vec<T> b{};
+      for (int m = 0; m < sizes->shape.dim; m++) b += load(columns + m * W) * centre[m];
+      store(value + i, similarity<T, 2>(b));
+      store(slope + i, similarity<T, 1>(b));
+    }
+  }
+  // The centre for the tokens from `token` on.
+  Centre<T> about(int64_t token) const { return centre ? Centre<T>{centre, value + token, slope + token} : Centre<T>{}; }
   int64_t at_query(const Head& h, int64_t n) const { return at(h.call->q, h.batch, head, h.query_start + first + n); }
 
   // Loads whole sub-chunks straight to columns; returns their number.

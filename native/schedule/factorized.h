@@ -145,6 +145,7 @@ class FactorizedPass {
     const FactorizedPass& pass;
     FactorizedForm<T> form;
     T *sums = nullptr, *lost = nullptr;  // [bundle][size]; sums only where a thread walks whole heads
+    T* centres = nullptr;                // [bundle][x_pitch]
     Workspace workspace;
 
     template <class Task>
@@ -154,12 +155,17 @@ class FactorizedPass {
         form.take(workspace);
         if (pass.heads.segments == 1) sums = workspace.take<T>(pass.bundle * pass.size);
         if (pass.is_long) lost = workspace.take<T>(pass.bundle * pass.size);
+        if (pass.sizes.centres) centres = workspace.take<T>(pass.bundle * pass.sizes.x_pitch);
       });
     }
     T* lost_of(int64_t n) const { return lost ? lost + n * pass.size : nullptr; }
-    State<T> state(int64_t n) const { return {sums + n * pass.size, lost_of(n)}; }
+    T* centre_of(int64_t n) const { return centres ? centres + n * pass.sizes.x_pitch : nullptr; }
+    void find_centre(int64_t i, int64_t n) {
+      if (centres) form.keys.find_centre(pass.heads.head(i), centre_of(n));
+    }
+    State<T> state(int64_t n) const { return {sums + n * pass.size, lost_of(n), centre_of(n)}; }
     // Segments bring the sum along; compensation starts again at zero.
-    State<T> state_at(T* sum) const { return {sum, lost_of(0)}; }
+    State<T> state_at(T* sum) const { return {sum, lost_of(0), centre_of(0)}; }
     void forget_losses() {
       if (lost) memset(lost, 0, pass.bundle * pass.size * sizeof(T));
     }
@@ -171,7 +177,7 @@ class FactorizedPass {
       if (pass.walks)
         form.walk(head, chunk.begin, chunk.end, state, empty, keep);
       else
-        form.use(head, chunk.begin, chunk.end, state.sum);
+        form.use(head, chunk.begin, chunk.end, state);
     }
   };
 
@@ -187,7 +193,10 @@ class FactorizedPass {
       const int64_t count = min(pass.bundle, (item / pass.bundles + 1) * key_heads - first);
       const Head head = pass.heads.head(first);  // all of them have its length
       worker.forget_losses();
-      each(first, count, [&](int64_t n) { pass.load_state(first + n, worker.state(n).sum); });
+      each(first, count, [&](int64_t n) {
+        worker.find_centre(first + n, n);
+        pass.load_state(first + n, worker.state(n).sum);
+      });
       if (!pass.walks && !pass.is_summed) sum(worker, first, count, pass.chunks(pass.tokens_summed(head), 0));
       if (!pass.walks) store(worker, first, count);
       use(worker, first, count, pass.chunks(pass.tokens_used(head), 0));
@@ -227,6 +236,7 @@ class FactorizedPass {
       const Head head = pass.heads.head(i);
       const Chunks chunks = pass.chunks(pass.tokens_summed(head), part);
       worker.forget_losses();
+      worker.find_centre(i, 0);
       for (int64_t c = 0; c < chunks.count; c++)
         worker.form.add(head, chunks[c].begin, chunks[c].end, worker.state_at(pass.state_of(i, part)));
     }
@@ -273,6 +283,7 @@ class FactorizedPass {
       T* state = walks ? pass.state_of(i, part) : pass.total_of(i);
       const Chunks chunks = pass.chunks(pass.tokens_used(pass.heads.head(i)), part);
       worker.forget_losses();
+      worker.find_centre(i, 0);
       for (int64_t c = 0; c < chunks.count; c++)
         worker.use(i, part, chunks[c], worker.state_at(state), starts_empty && c == 0,
                    (pass.to && is_last) || c < chunks.count - 1);

@@ -163,6 +163,19 @@ struct Keys {
   int packed_count = count;
 };
 
+// The point c that a sum over keys is about, or null for zero. About the mean of some keys, those that are alike lose no
+// digits: with b = q . c and order 2
+//
+//     f(q . k) = f(b) + f'(b) q . (k - c) + (q . (k - c))^2 / 2
+//
+// is exact for any c. Features of keys are those of k - c; of queries, the constant is multiplied by f(b) and degree 1 by
+// f'(b).
+template <class T>
+struct Centre {
+  const T* at = nullptr;                       // [dim]
+  const T *value = nullptr, *slope = nullptr;  // f(b) and f'(b) of queries, [tokens]
+};
+
 // A state in the public layout, (F, columns), and in blocks: calls move(rows, count, at, pitch) for up to LANES features of a
 // block at a time: rows are where they lie in the public layout, `at` and `pitch` from column to column where in the blocks.
 template <class T, class F>

@@ -9,22 +9,27 @@ namespace FM_LEVEL {
 template <class T>
 struct State {
   T *sum, *lost;
+  const T* centre;  // what it is about, [row_pitch], continued like a token; null: zero
 };
 
-// state = state * fade + phi(x)^T u for the rows of some keys, or of queries and the gradients of their sums. Columns of u are
-// read up to f.head; no result depends on those behind f.columns. x is read as row_features does. `panel` has room for
-// [tokens][W].
+// state = state * fade + phi(x)^T u for the rows of some keys, from which the centre has been subtracted, or of queries, with
+// `about` theirs, and the gradients of their sums. Columns of u are read up to f.head; no result depends on those behind
+// f.columns. x is read as row_features does. `panel` has room for [tokens][W].
 template <class T>
-void accumulate(const Features<T>& f, State<T> state, const Keys<T>& keys, const FeatureMasks<T>& masks, T fade, T* panel,
-                Prefetcher& prefetcher) {
+void accumulate(const Features<T>& f, State<T> state, const Keys<T>& keys, const FeatureMasks<T>& masks, const Centre<T>& about,
+                T fade, T* panel, Prefetcher& prefetcher) {
   FM_REQUIRE(f.order <= 2 && keys.count >= 0 && (keys.count <= 1 || (keys.u_pitch >= f.head && keys.x_pitch >= f.row_end())));
+  FM_REQUIRE(!about.at || (f.order == 2 && about.value && about.slope && !masks.features));
   constexpr int W = WIDE<T>, L = LANES<T>;
   const T *x = keys.x, *u = keys.u, *packed = keys.packed;
   const int64_t x_pitch = keys.x_pitch, u_pitch = keys.u_pitch;
   const int tokens = keys.count;
   for (int64_t j = 0; j < f.head; j += W) {
     Vec<T> a{}, b{};
-    for (int n = 0; n < tokens; n++) a += load(u + n * u_pitch + j), b += load(u + n * u_pitch + j + L);
+    for (int n = 0; n < tokens; n++) {
+      const T by = about.at ? about.value[n] : 1;
+      a += load(u + n * u_pitch + j) * by, b += load(u + n * u_pitch + j + L) * by;
+    }
     Vec<T> total[1][2] = {{a, b}};
     add_tile(total, state.sum + j, state.lost ? state.lost + j : nullptr, W, fade);
   }
@@ -32,8 +37,10 @@ void accumulate(const Features<T>& f, State<T> state, const Keys<T>& keys, const
   for (int i = 0; i < f.blocks; i++) {
     const T* phi = x + f.block(i).first;
     int64_t step = x_pitch;
-    if (i >= f.linear || masks.drop(true)) {
+    if (i >= f.linear || masks.drop(true) || about.at) {
       row_features(f, i, x, x_pitch, tokens, masks, panel);
+      for (int n = 0; i < f.linear && about.at && n < tokens * 2; n++)
+        store(panel + n * L, load(panel + n * L) * about.slope[n / 2]);
       phi = panel, step = W;
     }
     T *s = state.sum + f.offset(i), *lost = state.lost ? state.lost + f.offset(i) : nullptr;
@@ -110,13 +117,24 @@ void add_pairs(const Others<T>& others, const Block* blocks, int count, const T*
   }
 }
 
-// out[sub] = (phi(x) state)^T, [columns][W], for each sub-chunk of W tokens that x[sub], [dim][W], holds. Without a state `out`
-// is left as it is. With others, their pairs with x too. `out` has f.columns per sub-chunk, of which the first `columns` are
-// written; `panel` has room for the features of MOST blocks in columns, or of all channels.
+// The factors of the tokens of a sub-chunk, or ones.
 template <class T>
-void read(const Features<T>& f, const T* state, const T* x, const FeatureMasks<T>& masks, int subs, T* out, int columns,
-          const Others<T>* others, T* panel, Prefetcher& prefetcher) {
+struct LaneFactors {
+  Vec<T> low = broadcast((T)1), high = low;
+  LaneFactors(const T* factors, int64_t sub) {
+    if (factors) low = load(factors + sub * WIDE<T>), high = load(factors + sub * WIDE<T> + LANES<T>);
+  }
+};
+
+// out[sub] = (phi(x) state)^T, [columns][W], for each sub-chunk of W tokens that x[sub], [dim][W], holds. Without a state `out`
+// is left as it is. With others, their pairs with x too. `about` is that of queries; keys come without the centre. `out` has
+// f.columns per sub-chunk, of which the first `columns` are written; `panel` has room for the features of MOST blocks in
+// columns, or of all channels.
+template <class T>
+void read(const Features<T>& f, const T* state, const T* x, const FeatureMasks<T>& masks, const Centre<T>& about, int subs,
+          T* out, int columns, const Others<T>* others, T* panel, Prefetcher& prefetcher) {
   FM_REQUIRE(f.order <= 2 && (state || others) && columns <= f.columns);
+  FM_REQUIRE(!about.at || (f.order == 2 && about.value && about.slope && !masks.features && !others));
   constexpr int W = WIDE<T>;
   const Tiles tiles(state ? columns : 0);
   Block group[Features<T>::MOST];
@@ -129,15 +147,20 @@ void read(const Features<T>& f, const T* state, const T* x, const FeatureMasks<T
       for (int b = 0; b < f.linear; b++) p = column_features(f, b, group[b], phi, masks, sub, p);
       phi = panel;
     }
+    const LaneFactors<T> value(about.value, sub), slope(about.slope, sub);
     for (int t = 0; t < tiles.count; t++) {
       const int first = tiles.start(t);
       prefetcher.prefetch_part(subs * tiles.count);
       with_rows(tiles.rows(t), [&](auto R) __attribute__((always_inline)) {
         constexpr int n = decltype(R)::value;
         Vec<T> acc[n][2];
-#pragma GCC unroll 16
-        for (int r = 0; r < n; r++) acc[r][0] = acc[r][1] = broadcast(state[first + r]);
+        clear<T, n>(acc);
         multiply<T, n>(acc, state + f.offset(0) + first * f.pitch(0), 1, f.pitch(0), phi, W, f.dim);
+#pragma GCC unroll 16
+        for (int r = 0; r < n; r++) {
+          acc[r][0] = acc[r][0] * slope.low + value.low * state[first + r];
+          acc[r][1] = acc[r][1] * slope.high + value.high * state[first + r];
+        }
         store_tile<T, n>(acc, out + (sub * f.columns + first) * W, W);
       });
     }
@@ -171,12 +194,31 @@ void read(const Features<T>& f, const T* state, const T* x, const FeatureMasks<T
   }
 }
 
+// d_x += c (f'(b) w . (the constants of the state) + `along`): the gradient by b = x . c. `along` is x . (state w) for features
+// of degree 1. The constants are left out if null.
+template <class T>
+void add_along_centre(const Features<T>& f, const Centre<T>& about, const T* constants, const T* w, const Vec<T> (&along)[2],
+                      int64_t sub, T* d_x) {
+  FM_REQUIRE(about.at && about.slope);
+  constexpr int W = WIDE<T>, L = LANES<T>;
+  const LaneFactors<T> slope(about.slope, sub);
+  Vec<T> low{}, high{};
+  for (int j = 0; constants && j < f.columns; j++)
+    low += load(w + j * W) * constants[j], high += load(w + j * W + L) * constants[j];
+  low = low * slope.low + along[0], high = high * slope.high + along[1];
+  for (int m = 0; m < f.dim; m++) {
+    T* to = d_x + m * W;
+    store(to, load(to) + low * about.at[m]), store(to + L, load(to + L) + high * about.at[m]);
+  }
+}
+
 // d_x[sub] += J_phi(x)^T (state w): the gradient of x from that of read(x), which is w[sub], [columns][W], and from those of
 // the pairs with others. The state may be null.
 template <class T>
-void read_vjp(const Features<T>& f, const T* state, const T* x, const FeatureMasks<T>& masks, const T* w, int subs, T* d_x,
-              const Others<T>* others, Prefetcher& prefetcher) {
+void read_vjp(const Features<T>& f, const T* state, const T* x, const FeatureMasks<T>& masks, const Centre<T>& about,
+              const T* w, int subs, T* d_x, const Others<T>* others, Prefetcher& prefetcher) {
   FM_REQUIRE(f.order <= 2 && (state || others));
+  FM_REQUIRE(!about.at || (f.order == 2 && about.value && about.slope && !masks.features && !others));
   constexpr int W = WIDE<T>, L = LANES<T>;
   for (int i = 0; i < f.blocks; i += f.GROUP) {
     const int stop = (int)min(i + f.GROUP, f.blocks);
@@ -187,8 +229,10 @@ void read_vjp(const Features<T>& f, const T* state, const T* x, const FeatureMas
       const T *xs = x + sub * f.dim * W, *ws = w + sub * f.columns * W;
       T* ds = d_x + sub * f.dim * W;
       const int seen = others ? others->first(sub) : 0, seen_end = others ? others->last(sub) : 0;
+      const LaneFactors<T> slope(about.slope, sub);
       for (int b = i; b < stop; b++) {
         const Block block = group[b - i];
+        Vec<T> along[2] = {};
         const Tiles tiles(block.lanes);
         const bool drops = masks.drop(block.shift < 0);
         prefetcher.prefetch_part(subs * f.blocks);
@@ -214,7 +258,10 @@ void read_vjp(const Features<T>& f, const T* state, const T* x, const FeatureMas
             for (int r = 0; r < n; r++) {
               T* left = ds + (first + r) * W;
               if (block.shift < 0) {
-                store(left, load(left) + acc[r][0]), store(left + L, load(left + L) + acc[r][1]);
+                const T* y = xs + (first + r) * W;
+                along[0] += acc[r][0] * load(y), along[1] += acc[r][1] * load(y + L);
+                store(left, load(left) + acc[r][0] * slope.low);
+                store(left + L, load(left + L) + acc[r][1] * slope.high);
                 continue;
               }
               int other = first + r + block.shift;
@@ -229,6 +276,7 @@ void read_vjp(const Features<T>& f, const T* state, const T* x, const FeatureMas
             }
           });
         }
+        if (about.at && block.shift < 0) add_along_centre(f, about, b == 0 ? state : nullptr, ws, along, sub, ds);
       }
     }
   }

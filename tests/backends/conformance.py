@@ -58,6 +58,10 @@ class Variant(NamedTuple):
     def plan(self) -> Plan:
         return Plan(form=self.form, level=self.level)
 
+    def sums_about_the_mean(self, order: int) -> bool:
+        """Return True if sums without a state are about the mean of some keys in fp32."""
+        return self.form == "factorized" and (self.name == "chunked" or (self.name == "native" and order == 2))
+
     def workers(self, *numbers: int) -> tuple[int, ...]:
         """Numbers of threads to try; the process of the interpreter has one, whatever is set in that of the tests."""
         return (1,) if self.level == "interpreted" else numbers

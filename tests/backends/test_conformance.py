@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fastmax import backends, dropout
 from fastmax.backends import native
 from fastmax.call import Call, OutputGrads
-from fastmax.core import normalized
+from fastmax.core import normalized, standardize
 from fastmax.features import feature_count
 from fastmax.plan import Plan
 from tests.backends.conformance import (
@@ -121,6 +121,36 @@ def test_half_precision_where_terms_cancel(variant: Variant, keys: str) -> None:
         for is_causal in (False, True):
             halves = [x.to(dtype) for x in (q, k, v + 1)]
             check_or_skip(variant, make(*halves, scale=1.0, is_causal=is_causal))
+
+
+ABOUT_THE_MEAN = [each for each in variants() if each.values[0].sums_about_the_mean(order=2)]
+
+
+@pytest.mark.parametrize("variant", ABOUT_THE_MEAN)
+@pytest.mark.parametrize("kind", ["causal", "unmasked", "decay"])
+@pytest.mark.parametrize("noise", [1e-3, 0.0], ids=["alike", "identical"])
+def test_fp32_sums_of_keys_that_are_alike(variant: Variant, noise: float, kind: str) -> None:
+    """About zero, a small weight is what is left of terms of order D²: off by 7e-5, and the gradient of q by 1e-3."""
+    for dim, order, groups in ((16, 1, 1), (16, 2, 2), (64, 1, 1), (64, 2, 1)):
+        q, k, v = (torch.randn(1, heads, 300, dim) for heads in (2 * groups, 2, 2))
+        middle = torch.randn(1, 2, 1, dim)
+        if order == 1:  # where weights are positive
+            q *= (q * standardize(middle)).sum(-1, keepdim=True).sign()
+        k = middle + noise * k
+        log_decay = -0.02 * torch.rand(1, 2, 300) if kind == "decay" else None
+        for scale in (1.0, dim**-0.5) if variant.sums_about_the_mean(order) else (dim**-0.5, 1 / dim):
+            call = make(q, k, v, order=order, scale=scale, is_causal=kind != "unmasked", log_decay=log_decay)
+            check_or_skip(variant, call, OutputGrads(torch.randn(q.shape), None, None))
+
+
+@pytest.mark.parametrize("variant", ABOUT_THE_MEAN)
+def test_a_key_far_from_all_others_costs_them_no_digits(variant: Variant) -> None:
+    """It makes most of a mean, and has faded before the others are read."""
+    q, k, v = (torch.randn(1, 1, 300, 16) for _ in range(3))
+    k[:, :, 0] *= 300
+    log_decay = torch.full((1, 1, 300), -0.05).index_fill(2, torch.tensor(1), -80)
+    call = make(q, k, v, normalize="none", scale=0.25, is_causal=True, log_decay=log_decay)
+    check(variant, call, OutputGrads(torch.randn(q.shape), None, None), variant.plan._replace(chunk=64))
 
 
 @each

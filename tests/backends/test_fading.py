@@ -11,7 +11,7 @@ from fastmax.backends import native
 from fastmax.decay import STRONGEST
 from fastmax.plan import Plan
 from tests import support
-from tests.backends.conformance import make
+from tests.backends.conformance import make, threads
 from tests.support import assert_within_budget, forced, randn, with_grads
 
 pytestmark = pytest.mark.skipif(not native.levels(), reason=native.describe())
@@ -172,3 +172,13 @@ def test_the_form_by_reach_needs_decays() -> None:
 def test_no_tokens(is_causal: bool) -> None:
     inputs = [*(randn(1, 2, 0, 4, dtype=torch.float32) for _ in range(3)), torch.zeros(1, 2, 0)]
     check(inputs, randn(1, 2, 0, 4, dtype=torch.float32), is_causal=is_causal)
+
+
+@DIRECTIONS
+@pytest.mark.parametrize("workers", [1, 3])
+def test_fp32_sums_of_keys_that_are_alike(workers: int, is_causal: bool) -> None:
+    """Sums are about the mean of some keys, as without decays; a head that several threads share has one mean."""
+    q, k, v, do = (torch.randn(1, 1, 700, 32) for _ in range(4))
+    k = torch.randn(1, 1, 1, 32) + 1e-3 * k
+    with forced(dense=False), threads(workers):
+        check([q, k, v, reaching([100.0], 700, torch.float32)], do, scale=1.0, is_causal=is_causal)

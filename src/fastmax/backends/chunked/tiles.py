@@ -177,14 +177,19 @@ def load_keys(p: Work, a: int, b: int) -> tuple[Tile, Tensor]:
 
 
 def mean_of_keys(p: Work, a: int, b: int) -> Tensor:
-    """Return the mean of k̂ of at most 2 CENTRE_KEYS keys that are spread over a:b, (B, Hkv, 1, D)."""
+    """Return the mean of k̂ of at most 2 CENTRE_KEYS keys that are spread over a:b, (B, Hkv, 1, D).
+
+    It is reduced by what independent keys of that spread have by chance. A mean that is mostly one long key would cost the
+    others their digits.
+    """
     some = slice(a, b, max(1, (b - a) // CENTRE_KEYS))
     x = p.k[:, :, some].to(p.dtype)
-    if p.key_mask is None:
-        return normalized(x, p.options.normalize).mean(2, keepdim=True)
-    counts = p.key_mask[:, :, some, None]
-    x = normalized(x.masked_fill(~counts, 0), p.options.normalize)
-    return x.sum(2, keepdim=True) / counts.sum(2, keepdim=True).clamp(min=1)
+    counts = torch.ones_like(x[..., :1]) if p.key_mask is None else p.key_mask[:, :, some, None].to(x.dtype)
+    x = normalized(x.masked_fill(counts == 0, 0), p.options.normalize)
+    total, used = x.sum(2, keepdim=True), counts.sum((2, 3), keepdim=True)
+    length, squares = (y.square().sum((2, 3), keepdim=True) for y in (total, x))
+    by_chance = (used * squares - length) / (used - 1).clamp(min=1)
+    return total / used.clamp(min=1) * (1 - by_chance / length).nan_to_num(0).clamp(min=0)
 
 
 def store_key_grads(p: Work, a: int, b: int, dk_hat: Tensor, dv: Tensor, out_k: Tensor, out_v: Tensor) -> None:
