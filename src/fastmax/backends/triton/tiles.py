@@ -66,7 +66,7 @@ def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch
         found = replace(found, vjp_rows=64, vjp_columns=32)
     if (amd and width == 64) or (width == 128 and multiplies_by_warps(arch)):  # the same
         found = replace(found, columns=32)
-    if width == 32:
+    if width == 32 or (width == 16 and arch.startswith("sm_10")):  # the same
         found = replace(found, rows=64)
     if width == 16 and order == 2 and multiplies_by_warps(arch):  # so little of it that a warp has to do more
         found = replace(found, unroll=8, columns=32, warps=2, sum_warps=1, vjp_unroll=8, vjp_rows=128, vjp_warps=2)
