@@ -76,7 +76,7 @@ PROSE: dict[str, dict[str, str]] = {
     "docs/choosing.md": CHOOSING,
     "docs/convert.md": {
         "19 GB": "computed/costs", "56 MB": "computed/costs", "4.27": "convert/stories260k", "4.35": "convert/stories260k",
-        "5.04": "convert/stories260k",
+        "5.12": "convert/stories260k",
         "39.7": "convert/smollm2-measured", "27.3": "convert/smollm2-measured",
     },
     "docs/distributed.md": {"4.46 MB": "computed/costs", "10 µs": "computed/limits", "100 µs": "computed/limits"},

@@ -323,22 +323,20 @@ def test_other_architectures() -> None:
     assert done.layers[0].after < done.layers[0].before
 
 
-def test_projections_start_from_the_products_that_the_teacher_has() -> None:
-    """Keep all products of tokens in a subspace. Those of others change by the least possible mean square."""
+def test_projections_start_from_the_directions_of_queries_and_keys() -> None:
+    """Keep the norms and products of tokens in a subspace. Of others keep the most of both, whatever their sizes."""
     torch.manual_seed(0)
-    q, k = (torch.randn(2, 100, 8, dtype=torch.float64) * torch.logspace(0, -2, 8) for _ in range(2))
-
-    def changes(q: Tensor, k: Tensor, channels: int) -> Tensor:
-        to_q, to_k = narrowing.balanced(q.mT @ q, k.mT @ k, channels)
-        assert to_q.shape == to_k.shape == (2, channels, 8)
-        return (q @ to_q.mT) @ (k @ to_k.mT).mT - q @ k.mT
-
-    basis = torch.randn(2, 3, 8, dtype=torch.float64)
-    flat = k[..., :3] @ basis
-    assert changes(q, flat, 3).abs().max() < 1e-4 * (q @ flat.mT).abs().max()
-    assert changes(q, k, 8).abs().max() < 1e-10
-    least = torch.linalg.svdvals(q @ k.mT)[:, 3:].square().sum(-1)  # Eckart and Young
-    torch.testing.assert_close(changes(q, k, 3).square().sum((-2, -1)), least)
+    basis = torch.linalg.qr(torch.randn(2, 8, 3, dtype=torch.float64)).Q.mT
+    q, k = (torch.randn(2, 100, 3, dtype=torch.float64) @ basis for _ in range(2))
+    rows = narrowing.principal(q.mT @ q, k.mT @ k, 3)
+    assert rows.shape == (2, 3, 8)
+    torch.testing.assert_close(rows @ rows.mT, torch.eye(3, dtype=torch.float64).expand(2, 3, 3))
+    torch.testing.assert_close((q @ rows.mT) @ (k @ rows.mT).mT, q @ k.mT)
+    torch.testing.assert_close((q @ rows.mT).norm(dim=-1), q.norm(dim=-1))
+    q, k = torch.zeros(1, 4, 4, dtype=torch.float64), torch.zeros(1, 4, 4, dtype=torch.float64)
+    q[0, 0, 0], k[0, 0, 1], k[0, 1, 2] = 1000.0, 1.0, 0.1
+    kept = narrowing.principal(q.mT @ q, k.mT @ k, 2).abs()[0]
+    torch.testing.assert_close(kept.sum(0), torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64))
 
 
 def test_narrow_queries_and_keys(tmp_path: Path) -> None:

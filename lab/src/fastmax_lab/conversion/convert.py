@@ -61,8 +61,8 @@ def convert(
         memory: of the student, as in `configure`.
         normalize: of the student, as in `configure`.
         learn_scale: learn one scale per head.
-        qk_head_dim: as in `configure`. The projections of queries and keys start from those that change the products of the
-            teacher's least, on the first batch that is trained on, and learn in both stages.
+        qk_head_dim: as in `configure`. The projections start from the principal directions of the teacher's queries and keys
+            on the first batch that is trained on, and learn in both stages.
         windows: as in `configure`: layers that keep softmax, with the number of the last tokens that they see.
         transfer: how long and how fast the first stage learns, and what.
         distill: the same for the second.

@@ -1,8 +1,9 @@
-"""The start of projections of queries and keys to fewer channels: those that change the teacher's products least.
+"""The start of projections of queries and keys to fewer channels: the principal directions of both, the same for both.
 
-With queries q and keys k of second moments A and B, the products q . (M k) of a matrix M of rank D' differ from q . k by
-||sqrt(A) (M - 1) sqrt(B)||^2 in the mean over pairs. With sqrt(A) sqrt(B) = U S V^T the best M takes the D' largest singular
-values, half of each on either side: sqrt(S) U^T A^(-1/2) q and sqrt(S) V^T B^(-1/2) k.
+Queries and keys are normalized after the projection, so their norms have to stay as they are: the rows are orthonormal, and
+span the largest second moments of queries and keys together, each divided by its trace. After twenty steps on SmolLM2 with 32
+of 64 channels the perplexity was 138, with all channels 139. It was 186 with the two projections that change products of
+queries and keys least, which do not keep norms.
 """
 
 from typing import Any
@@ -14,9 +15,6 @@ from transformers import PreTrainedModel
 from fastmax.integrations.transformers.options import QKProjection
 from fastmax_lab.conversion import layers
 from fastmax_lab.conversion.batches import Batch
-
-SMALLEST = 1e-6
-"""Share of the largest second moment that a direction has at least, so that one without tokens has an inverse."""
 
 
 @torch.no_grad()
@@ -39,21 +37,15 @@ def start(student: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> N
     for module, (of_queries, of_keys) in moments.items():
         groups = len(of_queries) // len(of_keys)
         of_groups = torch.unflatten(of_queries, 0, (-1, groups)).sum(1)
-        query, key = balanced(of_groups, of_keys, module.key.shape[1])
-        module.query.copy_(query.repeat_interleave(groups, 0))
-        module.key.copy_(key)
+        rows = principal(of_groups, of_keys, module.key.shape[1])
+        module.query.copy_(rows.repeat_interleave(groups, 0))
+        module.key.copy_(rows)
 
 
-def balanced(of_queries: Tensor, of_keys: Tensor, channels: int) -> tuple[Tensor, Tensor]:
-    """Return the projections of queries and of keys, (heads, D', D), from their second moments, (heads, D, D)."""
-    (root_q, inverse_q), (root_k, inverse_k) = _root(of_queries), _root(of_keys)
-    u, s, vh = torch.linalg.svd(root_q @ root_k)
-    half = s[..., :channels].sqrt().unsqueeze(-1)
-    return half * (u.mT[..., :channels, :] @ inverse_q), half * (vh[..., :channels, :] @ inverse_k)
-
-
-def _root(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the symmetric square root and its inverse."""
-    values, vectors = torch.linalg.eigh(x)
-    values = values.clamp_min(SMALLEST * values[..., -1:]).sqrt().unsqueeze(-2)
-    return vectors * values @ vectors.mT, vectors / values @ vectors.mT
+def principal(of_queries: Tensor, of_keys: Tensor, channels: int) -> Tensor:
+    """Return orthonormal rows, (heads, D', D), from the second moments of queries and of keys, (heads, D, D)."""
+    smallest = torch.finfo(of_keys.dtype).tiny
+    both = sum(x / torch.einsum("hcc->h", x).clamp_min(smallest)[:, None, None] for x in (of_queries, of_keys))
+    assert isinstance(both, Tensor)
+    vectors: Tensor = torch.linalg.eigh(both).eigenvectors
+    return vectors[..., -channels:].mT
