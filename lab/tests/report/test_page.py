@@ -19,7 +19,7 @@ from fastmax_lab.cli import main
 from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page import build, html
 from fastmax_lab.report.page.parts import OPEN, Chart, Claim, Section, Series, Table
-from fastmax_lab.report.page.results import load
+from fastmax_lab.report.page.results import Results, load
 from fastmax_lab.report.page.sections import (
     dropout,
     language,
@@ -210,8 +210,28 @@ def test_growth_is_that_of_the_factorized_form(is_causal: bool, first: int) -> N
 def test_older_results_may_lack_facts_of_their_machine() -> None:
     old = record({}, {})
     (row,) = html.runs({"lra": [old]}).rows
-    assert row == ("lra", "n", None, 1.0, "P", None, "2", None, None, "c")
+    assert row == ("lra", "n", None, 1.0, "P", None, None, "2", None, None, "c")
     assert html._provenance({"lra": [old]}) == "1 measurements on P (2 cores), torch 2."
+
+
+def sentences(results: Results) -> Iterator[str]:
+    """Yield what the report says in our words: a table has more numbers, and a claim quotes the paper."""
+    yield html._provenance(results)
+    for part in build.sections(results):
+        yield from (part.intro, part.headline, *(lead.sentence for lead in part.leads))
+        for claim in part.claims:
+            yield from (claim.number, *claim.notes)
+        for block in part.blocks:
+            yield from (block.title, *(one.text for one in block.findings))
+            yield from (*(chart.title for chart in block.charts), *(table.title for table in block.tables))
+
+
+def test_a_sentence_has_at_most_three_numbers() -> None:
+    """In the report of the stored results. Dates and versions are not counted."""
+    texts = list(sentences(load(Path(__file__).parents[2] / "results")))
+    found = [one for text in texts for one in re.split(r"(?<=[.;:])\s+", re.sub(r"[\d-]{10}|torch \S+", "", text))]
+    assert len(found) > 100
+    assert not [one for one in found if len(re.findall(r"(?<![\w.\-/√])\d[\d,.]*", one)) > 3]
 
 
 @given(st.data())

@@ -77,24 +77,31 @@ def runs(results: Results) -> Table:
     for experiment, measurements in results.items():
         for d in measurements:
             m, seed = d.machine, d.settings.get("seed")
-            facts = (m.get(name) for name in ("processor", "threads", "torch", "fastmax", "date"))
+            facts = (m.get(name) for name in ("processor", "simd", "threads", "torch", "fastmax", "date"))
             rows.append((experiment, d.name, seed, d.seconds, *facts, d.command))
-    columns = ("experiment", "item", "seed", "seconds", "processor", "threads", "torch", "fastmax", "date", "command")
+    columns = (
+        "experiment",
+        "item",
+        "seed",
+        "seconds",
+        "processor",
+        "simd",
+        "threads",
+        "torch",
+        "fastmax",
+        "date",
+        "command",
+    )
     return Table("runs", "Every item of this report", columns, tuple(rows), ("", "", "", ",.0f"))
 
 
 def _provenance(results: Results) -> str:
     machines = [d.machine for found in results.values() for d in found]
-    processors = listed(sorted({f"{m['processor']} ({m['cores']} cores{_level(m)})" for m in machines}))
+    processors = listed(sorted({f"{m['processor']} ({m['cores']} cores)" for m in machines}))
     torch = f"torch {listed(sorted({m['torch'] for m in machines}))}"
     dates = sorted({m["date"] for m in machines if "date" in m})
     when = [" to ".join(dict.fromkeys((dates[0], dates[-1])))] if dates else []
     return f"{', '.join([f'{len(machines)} measurements on {processors}', torch, *when])}."
-
-
-def _level(machine: dict[str, Any]) -> str:
-    """Return the instruction level, which older measurements lack."""
-    return f", {machine['simd']}" if "simd" in machine else ""
 
 
 def _conclusions(sections: list[Section]) -> str:

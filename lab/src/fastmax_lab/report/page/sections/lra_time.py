@@ -158,8 +158,21 @@ def to_accuracy_chart(table: Table) -> tuple[Chart, ...]:
         own = [row for row in table.rows if row[2] == name]
         places = tuple(tasks.index(row[0]) + 0.12 * number for row in own)
         series.append(Series(name, tuple(row[4] for row in own), places))
-    title = "Minutes to a dev accuracy of " + ", ".join(f"{REACHED[task]:.0f} % on {task}" for task in tasks)
-    return (Chart(table.name, title, MINUTES, "", tuple(series), x_log=True, categories=tasks),) if series else ()
+    return (
+        (
+            Chart(
+                table.name,
+                "Minutes to the dev accuracy of the table",
+                MINUTES,
+                "",
+                tuple(series),
+                x_log=True,
+                categories=tasks,
+            ),
+        )
+        if series
+        else ()
+    )
 
 
 def _seen(measurement: Measurement, steps: float) -> tuple[float, float | None, float | None]:
