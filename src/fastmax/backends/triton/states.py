@@ -56,29 +56,52 @@ class Shape(NamedTuple):
 
 
 class _Index(NamedTuple):
+    """The tables of a shape. A number of the public state, (F, Dv + 1), is counted row by row, and the next one is a zero."""
+
     m: Tensor  # of the pairs m <= l
     l: Tensor  # noqa: E741  (the name it has everywhere)
     diagonal: Tensor  # where m == l
-    factor: Tensor  # sqrt(2) there, else 1
-    pair_of_row: Tensor  # of the rows of the pairs of blocks; the last is a row of zeros
-    row_of_pair: Tensor
-    pair_of_square: Tensor
-    pair_of_channels: Tensor  # the same of the channels that there are
+    factor: Tensor  # (F, 1): sqrt(2) for squares, else 1
+    pair_of_channels: Tensor  # (D * D,)
+    public: Tensor  # the number of the public state at each place of the kernels'
+    places: Tensor  # a place of each number of the public state
 
 
 @lru_cache(maxsize=64)
 def _index(shape: Shape, device: torch.device) -> _Index:
-    dim, d, block = shape.dim, shape.d, shape.block
-    m, l = torch.triu_indices(dim, dim)  # noqa: E741
-    number = torch.full((d, d), len(m))
-    number[m, l] = number[l, m] = torch.arange(len(m))
-    blocks = [(i, j) for i in range(d // block) for j in range(i + 1)]
-    parts = [number[i * block : (i + 1) * block, j * block : (j + 1) * block].flatten() for i, j in blocks]
+    dim, d, block, columns = shape.dim, shape.d, shape.block, shape.value_dim + 1
+    pairs = shape.order == 2
+    m, l = torch.triu_indices(dim, dim) if pairs else torch.empty(2, 0, dtype=torch.int64)  # noqa: E741
+    features = 1 + dim + len(m)
+    zero = features  # a row of zeros
+    row_of = torch.full((d, d), zero)
+    row_of[m, l] = row_of[l, m] = 1 + dim + torch.arange(len(m))
+    blocks = [(i, j) for i in range(d // block) for j in range(i + 1)] if pairs else []
+    parts = [row_of[i * block : (i + 1) * block, j * block : (j + 1) * block].flatten() for i, j in blocks]
+    linear = torch.full((d,), zero)
+    linear[:dim] = torch.arange(1, 1 + dim)
+    number = torch.full(
+        (features + 1, shape.dv + 1), features * columns
+    )  # of each row and padded column; the last is Z's
+    number[:features, [*range(columns - 1), shape.dv]] = torch.arange(features * columns).view(features, columns)
+    rows = torch.cat([*parts, linear])
+    column = [row_of.flatten()] if pairs else []
+    z = [number[torch.cat([*column, linear]), -1], number[0]]
+    public = torch.cat([number[rows, :-1].flatten(), *z])
+    public = pad(public, (0, shape.size - len(public)), value=features * columns)
+    # of two places with the same number, that of the lower channel first
     i, j = l // block, m // block
-    row = (i * (i + 1) // 2 + j) * block**2 + (l % block) * block + m % block
-    found = (m, l, (m == l).nonzero().flatten(), torch.where(m == l, 2**0.5, 1.0), torch.cat(parts), row)
-    squares = (number.flatten(), number[:dim, :dim].flatten())
-    return _Index(*(x.to(device) for x in (*found, *squares)))
+    pair = (i * (i + 1) // 2 + j) * block**2 + (l % block) * block + m % block
+    row = torch.cat([torch.arange(dim) + shape.rows - d, pair])
+    body = row.unsqueeze(-1) * shape.dv + torch.arange(columns - 1)
+    last = shape.body + torch.cat([torch.arange(dim) + shape.square, m * d + l])
+    first = shape.body + shape.square + d + torch.arange(shape.dv + 1)[[*range(columns - 1), shape.dv]]
+    places = torch.cat([first.unsqueeze(0), torch.cat([body, last.unsqueeze(-1)], 1)]).flatten()
+    factor = torch.ones(features, 1)
+    factor[1 + dim :][m == l] = 2**0.5
+    channels = (row_of[:dim, :dim] - 1 - dim).flatten()
+    found = (m, l, (m == l).nonzero().flatten(), factor, channels, public, places)
+    return _Index(*(x.to(device) for x in found))
 
 
 def mean_of(state: Tensor, shape: Shape, dtype: torch.dtype) -> Centres:
@@ -95,68 +118,39 @@ def mean_of(state: Tensor, shape: Shape, dtype: torch.dtype) -> Centres:
     return Centres(pad(x, (0, shape.d - shape.dim)).contiguous(), pad(v, (0, shape.dv - shape.value_dim)).contiguous())
 
 
-def _about(moments: list[Tensor], centre: Tensor, index: _Index | None, *, adjoint: bool) -> list[Tensor]:
-    """Convert sums of powers of x (degrees 0, 1, and 2 if there is an index) to sums of powers of x - c, or adjoint."""
-    s0, s1, *s2 = moments
-    c = centre.unsqueeze(-1)
+def _about(state: Tensor, shape: Shape, centres: Centres, index: _Index, *, adjoint: bool) -> None:
+    """Convert sums of powers of x and of [v, 1], in place, to those of x - c and [v - c, 1], or gradients of such sums."""
+    values, last = state[..., :-1], state[..., -1:]
+    c, cv = centres.x[..., : shape.dim].unsqueeze(-1), centres.v[..., : shape.value_dim].unsqueeze(-2)
+    s0, s1, s2 = state[..., :1, :], state[..., 1 : 1 + shape.dim, :], state[..., 1 + shape.dim :, :]
     if adjoint:
-        if index is None:
-            return [s0 + (c * s1).sum(-2, keepdim=True), s1]
-        dim = centre.shape[-1]
-        square = s2[0].index_select(-2, index.pair_of_channels)
-        square = square.reshape(*square.shape[:-2], dim, dim, square.shape[-1])
-        near = (square * c.unsqueeze(-3)).sum(-2)
-        return [s0 + (c * (s1 + near / 2)).sum(-2, keepdim=True), s1 + near, s2[0]]
-    found = [s0, s1 - c * s0]
-    if index is not None:
-        cm, cl, s1m, s1l = (x.index_select(-2, i) for x in (c, s1) for i in (index.m, index.l))
-        found.append(s2[0] - cm * s1l - cl * s1m + cm * cl * s0)
-    return found
+        last.add_(values @ cv.mT)
+        near: Tensor | float = 0.0
+        if shape.order == 2:
+            square = s2.index_select(-2, index.pair_of_channels).view(*s2.shape[:2], shape.dim, shape.dim, -1)
+            near = (square * c.unsqueeze(-3)).sum(-2)
+        s0.add_((c * (s1 + near / 2)).sum(-2, keepdim=True))
+        s1.add_(near)
+        return
+    values.addcmul_(last, cv, value=-1)
+    s1l = s1.index_select(-2, index.l)
+    s1.addcmul_(c, s0, value=-1)
+    if shape.order == 2:
+        cm, cl = (c.index_select(-2, i) for i in (index.m, index.l))
+        s2.addcmul_(cm, s1l, value=-1).addcmul_(cl, s1.index_select(-2, index.m), value=-1)
 
 
 def to_kernels(state: Tensor, shape: Shape, centres: Centres, *, adjoint: bool) -> Tensor:
     """Return the public state (sequences, Hkv, F, Dv + 1) about the centres; `adjoint`: the gradient of one."""
-    index = _index(shape, state.device) if shape.order == 2 else None
-    moments = [state[..., :1, :], state[..., 1 : 1 + shape.dim, :]]
-    if index is not None:
-        moments.append(state[..., 1 + shape.dim :, :] * index.factor.to(state.dtype).unsqueeze(-1))
-    moments = _about(moments, centres.x[..., : shape.dim], index, adjoint=adjoint)
-    moments = [_columns(x, centres.v[..., : shape.value_dim], adjoint) for x in moments]
-    constant, linear = (pad(x, (0, 0, 0, (shape.d - shape.dim) * i)) for i, x in enumerate(moments[:2]))
-    rows, column = [linear[..., :-1]], [linear[..., -1], constant[..., 0, :-1], constant[..., 0, -1:]]
-    column[1] = pad(column[1], (0, shape.dv - shape.value_dim))
-    if index is not None:
-        pairs = pad(moments[2], (0, 0, 0, 1))
-        rows.insert(0, pairs[..., :-1].index_select(-2, index.pair_of_row))
-        column.insert(0, pairs[..., -1].index_select(-1, index.pair_of_square))
-    body = pad(torch.cat(rows, -2), (0, shape.dv - shape.value_dim)).flatten(-2)
-    found = torch.cat([body, *column], -1)
-    return pad(found, (0, shape.size - found.shape[-1]))
+    index = _index(shape, state.device)
+    state = state * index.factor
+    _about(state, shape, centres, index, adjoint=adjoint)
+    return pad(state.flatten(-2), (0, 1)).index_select(-1, index.public)
 
 
 def from_kernels(state: Tensor, shape: Shape, centres: Centres, *, adjoint: bool) -> Tensor:
     """Return the public state: the inverse of `to_kernels`."""
-    dim, d, square = shape.dim, shape.d, shape.square
-    s, z = state[..., : shape.body].reshape(*state.shape[:-1], shape.rows, shape.dv), state[..., shape.body :]
-    index = _index(shape, s.device) if shape.order == 2 else None
-    row, number = z[..., square + d :][..., : shape.value_dim], square + d + shape.dv
-    constant = torch.cat([row, z[..., number : number + 1]], -1).unsqueeze(-2)
-    linear = torch.cat([s[..., -d:, : shape.value_dim][..., :dim, :], z[..., square : square + dim].unsqueeze(-1)], -1)
-    moments = [constant, linear]
-    if index is not None:
-        body = s.index_select(-2, index.row_of_pair)[..., : shape.value_dim]
-        last = z.index_select(-1, index.m * d + index.l).unsqueeze(-1)
-        moments.append(torch.cat([body, last], -1))
-    moments = [_columns(x, -centres.v[..., : shape.value_dim], adjoint) for x in moments]
-    moments = _about(moments, -centres.x[..., :dim], index, adjoint=adjoint)
-    if index is not None:
-        moments[2] = moments[2] / index.factor.to(s.dtype).unsqueeze(-1)
-    return torch.cat(moments, -2)
-
-
-def _columns(x: Tensor, centre: Tensor, adjoint: bool) -> Tensor:
-    """Convert columns [v, 1] to [v - c, 1], or their gradients."""
-    values, last = x[..., :-1], x[..., -1:]
-    if adjoint:
-        return torch.cat([values, last + values @ centre.unsqueeze(-1)], -1)
-    return torch.cat([values - last * centre.unsqueeze(-2), last], -1)
+    index = _index(shape, state.device)
+    found = state.flatten(2).index_select(-1, index.places).view(*state.shape[:2], -1, shape.value_dim + 1)
+    _about(found, shape, Centres(-centres.x, -centres.v), index, adjoint=adjoint)
+    return found.div_(index.factor)
