@@ -72,8 +72,8 @@ class FactorizedPass {
   const int64_t bundle, bundles;
   T* states = nullptr;  // [heads][1 + segments][size]: the total, and one of each segment
 
-  // How many heads of one sequence a thread takes through it together. Heads that lie side by side in memory, as they come
-  // from a projection, are then read page by page; but their states must stay in the cache.
+  // The number of heads of a sequence that a thread takes through it together. Heads that lie side by side in memory, as they
+  // come from a projection, are then read page by page; but their states must stay in the cache.
   int64_t bundled_heads() const {
     const int64_t bytes = size * (int64_t)sizeof(T) * (is_long ? 2 : 1);
     const int64_t share = (heads.count + pool.threads - 1) / pool.threads;

@@ -101,7 +101,7 @@ struct Heads {
       heads.costs[i] = pairs;
       heads.is_dense_[i] = form == FM_DENSE || (form == FM_BY_REACH && is_cheaper(h, pairs));
     }
-    // Whether the dense form is, by the multiply-adds of fastmax/plan.py; a decay that fades both ways takes two sums.
+    // True if the dense form is cheaper, by the multiply-adds of fastmax/plan.py; a decay that fades both ways takes two sums.
     static bool is_cheaper(const Head& h, double pairs) {
       const FmCall& c = *h.call;
       const int64_t dim = c.head_dim, features = 1 + dim + (c.order == 2 ? dim * (dim + 1) / 2 : 0);

@@ -5,7 +5,7 @@
 namespace FM_LEVEL {
 typedef uint32_t Pair;  // the first term in the lower half
 
-// How many terms of a sum an element holds.
+// The number of terms of a sum that an element holds.
 template <class E>
 constexpr int TERMS = 1;
 template <>

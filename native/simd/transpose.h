@@ -1,4 +1,4 @@
-// What moves numbers across the lanes of a vector: sums of a vector, and transposition of tokens and channels.
+// Moves across the lanes of a vector: sums of a vector, and transposition of tokens and channels.
 #pragma once
 #include "simd/vec.h"
 

@@ -20,7 +20,7 @@
 #define FM_INLINE static inline __attribute__((always_inline))
 #define FM_NOINLINE __attribute__((noinline))
 
-// What a primitive requires of its arguments. Sanitizer builds check it and abort; in all others it is a comment.
+// The requirements of a primitive. Sanitizer builds check them and abort; in all others they are a comment.
 #if defined(FM_CHECKED)
 #include <stdio.h>
 #include <stdlib.h>

@@ -59,13 +59,13 @@ FM_INLINE void mask_row(T* row, int64_t key, int64_t diagonal) {
     for (int h = 0; h < 2; h++) store(row + h * L, lanes_from<T>(load(row + h * L), hidden - h * L));
 }
 
-// How many of the keys some query of a sub-chunk sees.
+// The number of keys that some query of a sub-chunk sees.
 template <class T>
 FM_INLINE int visible(int count, int64_t diagonal) {
   return (int)max(0, min(count, diagonal + WIDE<T>));
 }
 
-// How many keys some query of the first half sees: behind these, the first half of the lanes is idle.
+// The number of keys that some query of the first half sees: behind these, the first half of the lanes is idle.
 template <class T>
 FM_INLINE int visible_to_first_half(int count, int64_t diagonal) {
   return (int)max(0, min(count, diagonal + LANES<T>));
@@ -138,7 +138,8 @@ void weigh(const Shape<T>& shape, const Keys<T>& keys, const T* x, int64_t diago
     if (to) memset(to + (int64_t)count * W, 0, (min(keys.count, count + ROWS) - count) * W * sizeof(T));
 }
 
-// What weighted_sum makes, with the same bits, of the pairs that causality does not hide: slow, for values that are not finite.
+// The result of weighted_sum, with the same bits, over the pairs that causality does not hide: slow, for values that are not
+// finite.
 // `weight(key, query)` returns a weight. It reads `columns` numbers of a row of u, and nothing behind them.
 template <class T, class F>
 void sum_of_visible(int columns, const T* u, int64_t u_pitch, int count, int64_t diagonal, const F& weight, T* out) {

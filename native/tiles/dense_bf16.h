@@ -1,6 +1,6 @@
 // The dense form on tiles of bf16 numbers, with sums in fp32: as tiles/dense.h, with every product on pairs.
 //
-// What is summed over must lie in pairs. So weights and gradients are kept in up to two ways: as pairs of keys, [key / 2][W],
+// Terms of a sum must lie in pairs. So weights and gradients are kept in up to two ways: as pairs of keys, [key / 2][W],
 // for sums over keys, and as pairs of queries, [key][W / 2], for those over queries.
 #pragma once
 #include "simd/bf16.h"

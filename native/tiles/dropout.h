@@ -15,7 +15,7 @@ FM_INLINE uint64_t mix(uint64_t x) {
   return x ^ (x >> 32);
 }
 
-// As many words of 32 bits as a vector of T has lanes.
+// Words of 32 bits, one for each lane of a vector of T.
 template <class T>
 struct WordVector {
   typedef uint32_t type __attribute__((vector_size(LANES<T> * sizeof(uint32_t))));

@@ -9,6 +9,8 @@ pytest.importorskip("fastmax_lab")
 
 from tools import find_numbers
 
+from fastmax_lab.measurements import read
+
 
 @pytest.mark.parametrize("page", find_numbers.pages())
 def test_numbers_are_in_the_results_or_computed(page: str) -> None:
@@ -39,6 +41,15 @@ def test_altered_numbers_are_noticed(page: str) -> None:
             noticed.append(altered == digits or not all(place for _, place in found))
     assert len(noticed) >= 9
     assert sum(noticed) >= 0.9 * len(noticed)
+
+
+def test_outputs_of_examples_are_as_they_were_printed() -> None:
+    text = (find_numbers.ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    shown = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    records = read(find_numbers.RESULTS / "examples.jsonl")
+    assert len(shown) == len(records)
+    for block, record in zip(shown, records, strict=True):
+        assert block in "\n".join([*record.values["printed"], ""])
 
 
 def test_numbers_that_are_made_up_are_not_found() -> None:
