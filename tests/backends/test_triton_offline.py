@@ -57,7 +57,7 @@ def check(found: dict[str, Any]) -> None:
     # the loop over pairs of channels: the first or last of the sums, and the last but that of the dense part where rows read
     main = -2 if kernel != "accumulate" else -1 if kind == "gfx" else 0
     if len(loops) == 1 and found["head_dim"] == 16:
-        return  # a single pair of blocks: on sm_90 the compiler leaves no loop over pairs of channels
+        return  # a single pair of blocks: on sm_90 and AMD no loop over pairs of channels is left
     instructions, products, barriers = loops[main]
     assert instructions / products <= MAX_COUNTS[kind][0], found
     assert barriers / products <= MAX_COUNTS[kind][1], found

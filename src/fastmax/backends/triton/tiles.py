@@ -74,6 +74,8 @@ def tiles_for(arch: str, head_dim: int, value_dim: int, order: int, dtype: torch
         found = replace(found, sums=8)
     if amd:  # eight would take twice as many instructions per product
         found = replace(found, sum_warps=4)
+    if amd and width == 16:  # with four warps, two barriers per product
+        found = replace(found, unroll=8, rows=32, warps=1, vjp_warps=1)
     if amd and width == 128:  # which has 64 KB of shared memory
         found = replace(found, rows=64, columns=32, stages=1, vjp_rows=32, vjp_stages=1, warps=4, vjp_warps=4)
     if dtype != torch.bfloat16:  # of fp32, products of which are three
