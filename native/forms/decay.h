@@ -126,6 +126,21 @@ struct DecayChunk {
   }
   static double distance(double a, double b) { return a < b ? b - a : a - b; }
 
+  // The largest sum of factors on the keys before a token, and of those behind it, itself counted on both sides; or all keys if
+  // these are fewer. Keys that have faded below a factor are together at most that many times the factor. Uses `since_start`.
+  double keys_in_reach() {
+    for (int n = 0; n < count; n++) since_start[n] = n ? (T)(c[n] - c[n - 1]) : 0;
+    exp_all(since_start, count);
+    double before = 0, behind = 0, most_before = 0, most_behind = 0;
+    for (int n = 0; n < count; n++) {
+      before = 1 + before * since_start[n];
+      behind = 1 + (n ? behind * since_start[count - n] : 0);
+      most_before = before > most_before ? before : most_before, most_behind = behind > most_behind ? behind : most_behind;
+    }
+    const double sum = most_before + most_behind;
+    return sum < count ? sum : count;
+  }
+
   // The keys that the queries `begin` to `end` can still see: those whose weights have exponents from `lowest` on.
   Range visible_keys(int64_t begin, int64_t end, bool is_causal, double lowest) const {
     // sums fall from token to token

@@ -11,21 +11,22 @@ namespace FM_LEVEL {
 // For an even order f is at least 1/4, so the term of a token with itself, which no decay fades, keeps a denominator above
 // that. If values and output gradients of the tokens are at most `ratio` apart, then all weights below
 //
-//     e^lowest = 2^-(BITS + 5) / (tokens * f_max * ratio)
+//     e^lowest = 2^-(BITS + 5) / (keys * f_max * ratio),
 //
-// together add less than 2^-(BITS + 2) of what that term may be to any sum: less than its rounding. A hidden key may have no
-// such term, without a normalization there is no f_max, and values may be infinite or 0: then only weights of 0 are left out.
+// where `keys` are those of DecayChunk::keys_in_reach, together add less than 2^-(BITS + 2) of what that term may be to any
+// sum: less than its rounding. A hidden key may have no such term, without a normalization there is no f_max, and values may be
+// infinite or 0: then only weights of 0 are left out.
 template <class T>
 class Reach {
  public:
-  explicit Reach(const Head& h) : h(h), c(*h.call) {}
+  Reach(const Head& h, double keys) : h(h), c(*h.call), keys(keys) {}
 
   // The exponent, if values and output gradients are `ratio` apart: at most what it is if they are 1 apart.
   double lowest(double ratio = 1) const {
     constexpr double ZERO = ExpTraits<T>::LOWEST, BITS = sizeof(T) == sizeof(float) ? 24 : 53;
     if (c.order % 2 != 0 || c.mask || c.d_g.data || c.normalize == FM_AS_IT_IS || h.queries != h.keys) return ZERO;
     if (!(ratio < 1e30)) return ZERO;
-    return fmax(ZERO, -log(ldexp((double)h.keys * similarity_bound() * ratio, (int)BITS + 5)));
+    return fmax(ZERO, -log(ldexp(keys * similarity_bound() * ratio, (int)BITS + 5)));
   }
   // Reads all values and output gradients.
   double ratio() const { return fmax(values(), output_grads()); }
@@ -33,6 +34,7 @@ class Reach {
  private:
   const Head& h;
   const FmCall& c;
+  const double keys;
 
   // f(|s|) at the largest s there is: normalized tokens have a norm of sqrt(D).
   double similarity_bound() const {

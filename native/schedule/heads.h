@@ -91,7 +91,7 @@ struct Heads {
       double pairs = all;
       if (DecayChunk<T>::used(c) && form != FM_FACTORIZED && h.queries > 0) {
         worker.decay.load_sums(h, 0, h.keys);
-        const Reach<T> reach(h);
+        const Reach<T> reach(h, worker.decay.keys_in_reach());
         pairs = count_pairs(worker.decay, h, reach.lowest());
         if (pairs < all && (form == FM_DENSE || is_cheaper(h, pairs))) {  // else the ratio of values does not matter
           h.lowest = heads.lowest[i] = reach.lowest(reach.ratio());
