@@ -18,8 +18,12 @@ CONVERSION = {f"examples/{name}.py" for name in ("convert_common", "convert_mini
 """Conversion is part of the lab, so these import it when they start."""
 
 USERS_OF_THE_LAB = CONVERSION | {
-    "tools/gpu_roofline.py",
+    "tests/backends/offline.py",
+    "tools/bf16_errors.py",
+    "tools/compute_numbers.py",
+    "tools/example_outputs.py",
     "tools/find_numbers.py",
+    "tools/gpu_roofline.py",
     "tools/readme_figure.py",
     "tools/site_hooks.py",
     "examples/char_lm.py",

@@ -48,7 +48,7 @@ class HalfGatedAttention(FastmaxAttention):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LayerRecipe:
     """The options of `LMConfig` and the layer of a model; `keeps` is what a layer without a window remembers of a token."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -81,38 +81,38 @@ class Recipe:
         return total
 
 
-def _of(layer: type[FastmaxAttention] = FastmaxAttention, **options: Any) -> Recipe:
-    return Recipe(MappingProxyType({"decay": None, **options}), layer)
+def _of(layer: type[FastmaxAttention] = FastmaxAttention, **options: Any) -> LayerRecipe:
+    return LayerRecipe(MappingProxyType({"decay": None, **options}), layer)
 
 
 FAR = (12.0, 12.0)
 EXACT: dict[str, Any] = {"normalize": False, "decay": None}
-RECIPES: dict[str, Recipe] = {
-    "softmax": Recipe(EXACT, SoftmaxAttention, keeps="tokens"),
+RECIPES: dict[str, LayerRecipe] = {
+    "softmax": LayerRecipe(EXACT, SoftmaxAttention, keeps="tokens"),
     "fastmax2, gated": _of(decay="gated"),
     "fastmax2": _of(),
     "fastmax2, half gated": _of(HalfGatedAttention, decay="gated"),
     "linear, gated": _of(LinearAttention, order=1, rotary=False, decay="gated"),
-    "window": Recipe({"window": WINDOW, "decay": None}, all_windows=True),
+    "window": LayerRecipe({"window": WINDOW, "decay": None}, all_windows=True),
     "fastmax2, window first": _of(window=WINDOW, window_layers=(0,)),
     "fastmax2, gated far": _of(decay="gated", memory=FAR),
-    "fastmax2, near 16": Recipe({"decay": None}, near_far_layer(16), near=16),
-    "fastmax2, gated, near 16": Recipe({"decay": "gated"}, near_far_layer(16), near=16),
+    "fastmax2, near 16": LayerRecipe({"decay": None}, near_far_layer(16), near=16),
+    "fastmax2, gated, near 16": LayerRecipe({"decay": "gated"}, near_far_layer(16), near=16),
     "fastmax2, gated, narrow": _of(decay="gated", qk_head_dim=16),
     "fastmax4, gated, heads of 16": _of(order=4, decay="gated", head_dim=16),
     "fastmax2, gated, window first": _of(decay="gated", window=WINDOW, window_layers=(0,)),
     "fastmax1": _of(order=1),
     "fastmax2, paper's scale": _of(scale=1.0),
     "fastmax2, decay": _of(decay="learned"),
-    "fastmax2, near 64": Recipe({"decay": None}, near_far_layer(64), near=64),
-    "softmax, no conv": Recipe({**EXACT, "conv": 0}, SoftmaxAttention, keeps="tokens"),
+    "fastmax2, near 64": LayerRecipe({"decay": None}, near_far_layer(64), near=64),
+    "softmax, no conv": LayerRecipe({**EXACT, "conv": 0}, SoftmaxAttention, keeps="tokens"),
     "fastmax2, gated, no conv": _of(decay="gated", conv=0),
     "fastmax4": _of(order=4),
 }
 """The first ones decide most, so they are measured first. Without a word, a gate has the reaches of `LMConfig`."""
 
 
-NARROW: dict[str, tuple[int, int, Recipe]] = {
+NARROW: dict[str, tuple[int, int, LayerRecipe]] = {
     f"fastmax2, gated, {d} beside {value_dim}": (d, value_dim, _of(decay="gated", qk_head_dim=d))
     for value_dim, dims in ((64, (16, 32, 64)), (128, (32, 64, 128)))
     for d in dims
