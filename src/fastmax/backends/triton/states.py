@@ -80,9 +80,8 @@ def _index(shape: Shape, device: torch.device) -> _Index:
     parts = [row_of[i * block : (i + 1) * block, j * block : (j + 1) * block].flatten() for i, j in blocks]
     linear = torch.full((d,), zero)
     linear[:dim] = torch.arange(1, 1 + dim)
-    number = torch.full(
-        (features + 1, shape.dv + 1), features * columns
-    )  # of each row and padded column; the last is Z's
+    # of each row and padded column, the last of which is Z's
+    number = torch.full((features + 1, shape.dv + 1), features * columns)
     number[:features, [*range(columns - 1), shape.dv]] = torch.arange(features * columns).view(features, columns)
     rows = torch.cat([*parts, linear])
     column = [row_of.flatten()] if pairs else []
@@ -127,7 +126,7 @@ def _about(state: Tensor, shape: Shape, centres: Centres, index: _Index, *, adjo
         last.add_(values @ cv.mT)
         near: Tensor | float = 0.0
         if shape.order == 2:
-            square = s2.index_select(-2, index.pair_of_channels).view(*s2.shape[:2], shape.dim, shape.dim, -1)
+            square = s2.index_select(-2, index.pair_of_channels).view(*s2.shape[:2], shape.dim, shape.dim, s2.shape[3])
             near = (square * c.unsqueeze(-3)).sum(-2)
         s0.add_((c * (s1 + near / 2)).sum(-2, keepdim=True))
         s1.add_(near)
@@ -151,6 +150,7 @@ def to_kernels(state: Tensor, shape: Shape, centres: Centres, *, adjoint: bool) 
 def from_kernels(state: Tensor, shape: Shape, centres: Centres, *, adjoint: bool) -> Tensor:
     """Return the public state: the inverse of `to_kernels`."""
     index = _index(shape, state.device)
-    found = state.flatten(2).index_select(-1, index.places).view(*state.shape[:2], -1, shape.value_dim + 1)
+    found = state.flatten(2).index_select(-1, index.places)
+    found = found.view(*state.shape[:2], len(index.factor), shape.value_dim + 1)
     _about(found, shape, Centres(-centres.x, -centres.v), index, adjoint=adjoint)
     return found.div_(index.factor)
