@@ -1,11 +1,10 @@
 """The cut of a call: form, dtype of products, tiles, shape of the state, and how many heads fit into memory."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from fastmax.backends.triton.device import memory
-from fastmax.backends.triton.precision import Products, products_of
 from fastmax.backends.triton.slots import ceil_div
 from fastmax.backends.triton.states import Shape
 from fastmax.backends.triton.tiles import Tiles, padded, planned, tiles_for
@@ -15,9 +14,37 @@ from fastmax.plan import Plan, cheaper_form, dense_costs_too_much
 BUDGET = 512 << 20
 """Bytes that the states of all chunks may take at one time; at least one chunk of one head is held."""
 
-
 MAX_TOTAL_PIECES = 16
 """Pieces of a sequence of which only the total is read. More would fill no GPU better, and cost memory."""
+
+
+class Products(NamedTuple):
+    """The dtype of the products of the kernels; sums are always in fp32.
+
+    bf16 has the range that sums need. fp16 lacks it, so its products are those of tf32, which has the same precision. A
+    product of fp32 is three of tf32; AMD's cards have fp32 on their matrix cores.
+    """
+
+    dtype: torch.dtype  # of normalized tokens and of the states of chunks
+    precision: str  # of products of fp32, as Triton calls it
+    emulated: bool = False  # bf16 has no multiplication of its own: features are made in fp32
+
+    @property
+    def language(self) -> Any:
+        """Return the dtype as Triton's."""
+        import triton.language as tl
+
+        return tl.bfloat16 if self.dtype == torch.bfloat16 else tl.float32
+
+
+def products_of(q: torch.dtype, k: torch.dtype, v: torch.dtype, arch: str) -> Products:
+    if q == k == v == torch.bfloat16:
+        return Products(torch.bfloat16, "ieee", emulated=arch.startswith("gfx"))
+    half = (torch.bfloat16, torch.float16)
+    amd = arch.startswith("gfx")
+    if q in half and k in half and v in half:
+        return Products(torch.float32, "ieee" if amd else "tf32")
+    return Products(torch.float32, "ieee" if amd else "tf32x3")
 
 
 class Cut(NamedTuple):
