@@ -78,7 +78,7 @@ def test_the_command_says_that_it_estimates(
     assert printed.startswith("ESTIMATES, not measurements")
     assert "FA-2, A100" in " ".join(printed.split())
     found = [(one.settings["tokens"], one.values["flex_forward"]) for one in read(out)]
-    assert found == [(tokens, passes) for tokens in (64, 128) for passes in (0, 1, 0, 2)]
+    assert found == [(tokens, passes) for tokens in (64, 128) for passes in (0, 1, 0, 1)]
 
 
 BUDGET_OF_SPAN = 16384
@@ -125,9 +125,11 @@ def test_few_launches_with_everything_that_a_call_may_have(backward: bool) -> No
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_estimates_for_an_a100_are_within_reach_of_flash_attention(backward: bool) -> None:
-    """At 65,536 tokens both passes are estimated to take less time than those of FlashAttention-2."""
-    short = 2.0 if backward else 1.7  # dense: FlexAttention at 80 % of its pace, and once more for gradients
-    for tokens, with_flex, most in ((4096, True, short), (16384, False, 4.0), (65536, False, 1.0)):
+    """At 65,536 tokens both passes are estimated to take less time than those of FlashAttention-2.
+
+    At 4,096 they run in FlexAttention, at 80 % of its pace.
+    """
+    for tokens, with_flex, most in ((4096, True, 1.5), (16384, False, 4.0), (65536, False, 1.0)):
         found = count(tokens, backward=backward, with_flex=with_flex)
         assert bool(found.flex) == with_flex
         cell = Cell(tokens, 64, 2, is_causal=True, backward=backward, dtype="bfloat16", heads=16)

@@ -80,6 +80,13 @@ def run_call(call: Call, watcher: int, cache_key: Any = None, plan: Plan = RULE)
     return _Eager.apply(backend, plan, *call.flatten())  # type: ignore[no-untyped-call, no-any-return]
 
 
+def run_on_device(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Return o, g and the state by the op, or o alone by the differentiable form, if the backend has one for the call."""
+    attend = getattr(resolve(call), "differentiable", None)
+    o = None if attend is None else attend(call)
+    return ops.attend(call) if o is None else (o, _NOTHING, _NOTHING)
+
+
 def clear_prepared_calls() -> None:
     """Empty the cache."""
     _prepared.clear()

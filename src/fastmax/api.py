@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from torch import Tensor
 
 from fastmax import _eager_path, dropout, ops, validation
-from fastmax._torch_private import AUTOGRAD, TRANSFORM, find_watcher
+from fastmax._torch_private import AUTOGRAD, ON_DEVICE, TRANSFORM, find_watcher
 from fastmax.backends import native
 from fastmax.both_directions import Outputs, attend_both_ways
 from fastmax.call import Call, Inputs, Lead, Options, RunningState, bind, output_dtype
@@ -242,7 +242,9 @@ def _attend(
     if log_decay is not None and call.log_decay is not None and call.log_decay.stride() != log_decay.stride():
         cache_key = None
     if log_decay is None:
-        o, _, state = select_path(watcher, cache_key, plan)(call)
+        # here alone, because no one reads the denominators
+        path = _eager_path.run_on_device if watcher == ON_DEVICE else select_path(watcher, cache_key, plan)
+        o, _, state = path(call)
     else:
         o, _, state = run_sweeps(call, select_path(watcher, cache_key if takes_one_sweep(call) else None, plan))
     if log_decay is not None:

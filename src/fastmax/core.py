@@ -56,6 +56,16 @@ def normalized(x: Tensor, how: str) -> Tensor:
     return standardize(x) if how == "standardize" else rms_normalize(x) if how == "rms" else x
 
 
+def normalized_vjp(x: Tensor, d: Tensor, how: str) -> Tensor:
+    """Return the gradient of x, of fp32 or fp64, from that of normalized(x)."""
+    if how == "none":
+        return d
+    x_hat, scale = normalize_with_scale(x, centre=how == "standardize")
+    if how == "standardize":
+        d = d - d.mean(-1, keepdim=True)
+    return (d - x_hat * (d * x_hat).mean(-1, keepdim=True)) * scale
+
+
 def similarity(s: Tensor, order: int) -> Tensor:
     """Return f(s) of equation [8], the sum of s^l / l! for l = 0 .. order, by Horner's rule.
 

@@ -7,7 +7,8 @@ InputGrads`. It may fuse the normalization and the division; it defines no seman
 Only native has log_decay without a causal mask in one pass (`native.fades_both_ways`). Elsewhere such a call becomes two
 causal ones (both_directions.py).
 
-It may have `prepare(call) -> Prepared | None`, a call that is checked and packed except for its tensors; and
+It may have `prepare(call) -> Prepared | None`, a call that is checked and packed except for its tensors;
+`differentiable(call) -> o | None`, an output whose gradients autograd has from PyTorch's own operations; and
 `can_step(...)` with `prepare_step(...)`, one token of decoding (defined in state/decode.py).
 """
 

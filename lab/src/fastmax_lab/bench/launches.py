@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fastmax.backends import resolve
+from fastmax.backends import batched, resolve
 from fastmax.backends.batched import flex
 from fastmax.call import Call, Options, OutputGrads
 from fastmax.plan import RULE, Plan
@@ -73,38 +73,49 @@ def _bytes(x: Tensor) -> int:
     return size
 
 
-class CompiledAttend(torch.autograd.Function):
-    """Stand-in for the compiled `flex.attend`. It counts the kernels around FlexAttention, and FlexAttention itself by pass.
-
-    There is one kernel for each of q, k, v and o, which reads and writes it; two that find the first token whose key or value
-    is not finite; one for g. The gradient has one for each of q, k, v, and two for those of o and g.
-    """
+class CompiledFlex(torch.autograd.Function):
+    """Stand-in for FlexAttention, which counts it by pass."""
 
     @staticmethod
-    def forward(ctx: Any, counted: Launches, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        for x in (q, k, v):
-            counted.fuse([x], [x])
-        o, g = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    def forward(ctx: Any, counted: Launches, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         counted.flex["forward"] += 1
-        counted.fuse([k, v], [])
-        counted.fuse([], [])
-        counted.fuse([o], [o])
-        counted.fuse([g], [g])
         ctx.counted = counted
         ctx.save_for_backward(q, k, v)
-        return o, g
+        return q.new_empty((*q.shape[:3], v.shape[3]))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        q, k, v = ctx.saved_tensors
-        do, dg = grads
-        ctx.counted.fuse([do], [do])
-        ctx.counted.fuse([dg], [dg])
+    def backward(ctx: Any, _: Any) -> Any:
         ctx.counted.flex["backward"] += 1
-        for x in (q, k):
-            ctx.counted.fuse([x, x], [x])
-        ctx.counted.fuse([v], [v])
-        return None, torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        return None, *map(torch.empty_like, ctx.saved_tensors)
+
+
+def compiled_functions(counted: Launches) -> flex.Functions:
+    """Return stand-ins for the compiled functions around FlexAttention, which count the kernels that the compiler makes.
+
+    Those are one for q and one for k and v, and for their gradients one each (tests/backends/flex_kernels.py).
+    """
+
+    def prepare(raw: flex.Raw, _: flex.Settings) -> flex.Prepared:
+        q, k, v = raw[:3]
+        counted.fuse([q], [q])
+        counted.fuse([k, v], [k, v])
+        return flex.Prepared(*map(torch.empty_like, (q, k, v)))
+
+    def attend(prepared: flex.Prepared, _: flex.Fading, settings: flex.Settings, __: Any) -> Any:
+        o = CompiledFlex.apply(counted, *prepared)  # type: ignore[no-untyped-call]
+        g = o.new_empty(o.shape[:3], dtype=torch.float32) if settings.returns_g else None
+        if g is not None:
+            counted.fuse([g], [g])
+        return o, g
+
+    def gradients(raw: flex.Raw, grads: flex.Prepared, _: flex.Settings) -> flex.Grads:
+        for x, d in zip(raw, grads, strict=False):
+            assert x is not None
+            counted.fuse([x, d], [x])
+        dq, dk, dv = map(torch.empty_like, raw[:3])
+        return dq, dk, dv, None
+
+    return flex.Functions(prepare, attend, gradients)
 
 
 def count(
@@ -127,19 +138,22 @@ def count(
     `with_flex` the device is one on which FlexAttention can be compiled.
     """
     shape = (1, tokens, heads, head_dim)
-    q, k, v, do = (torch.empty(shape, dtype=dtype, device="meta").transpose(1, 2) for _ in range(4))
+    q, k, v, do = (torch.empty(shape, dtype=dtype, device="meta").transpose(1, 2).detach() for _ in range(4))
+    for x in (q, k, v):
+        x.requires_grad_(backward and with_flex)
     options = Options(order=order, is_causal=is_causal, scale=head_dim**-0.5, dropout_p=dropout_p)
     out_dtype = torch.float32 if "log_decay" in tensors else dtype
     call = Call(q, k, v, **tensors, options=options._replace(out_dtype=out_dtype))
     backend = resolve(call)
     for counted in (Launches(), Launches()):
-
-        def attend(inputs: Any, *_: Any, counted: Launches = counted) -> Any:
-            return CompiledAttend.apply(counted, *inputs[:3])  # type: ignore[no-untyped-call]
-
-        function = attend if with_flex else None
-        with mock.patch.object(flex, "function_for", lambda _, function=function: function), counted:
-            o, g, _ = backend.forward(call, plan)
-            if backward:
-                backend.backward(call, plan, o, g, OutputGrads(do, None, None))
+        functions = compiled_functions(counted) if with_flex else None
+        with mock.patch.object(flex, "functions_for", lambda _, functions=functions: functions), counted:
+            o = batched.differentiable(call) if backend is batched else None
+            if o is not None and backward:
+                torch.autograd.grad(o, (q, k, v), do)
+            elif o is None:
+                with torch.no_grad():
+                    o, g, _ = backend.forward(call, plan)
+                    if backward:
+                        backend.backward(call, plan, o, g, OutputGrads(do, None, None))
     return counted

@@ -22,7 +22,7 @@ from fastmax.decay import log_decay_grads, rows_part
 from fastmax.parts import Part, parts
 from fastmax.plan import RULE, Plan, dense_costs_too_much
 
-__all__ = ["backward", "describe", "forward", "unsupported"]
+__all__ = ["backward", "describe", "differentiable", "forward", "unsupported"]
 
 FLEX_SPEED = 4.0
 """The assumed speed of multiply-adds in FlexAttention, over those of the factorized form. The estimates of
@@ -62,7 +62,7 @@ def forward(call: Call, plan: Plan = RULE) -> tuple[Tensor, Tensor, Tensor]:
 
 def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -> InputGrads:
     """Return the gradients of the raw inputs."""
-    fused = _fused(call, plan)
+    fused = _fused_with_grads(call, plan)
     if fused is not None:
         return flex.backward(call, grads, fused)
     out = InputGrads.empty(call)
@@ -73,10 +73,21 @@ def backward(call: Call, plan: Plan, o: Tensor, g: Tensor, grads: OutputGrads) -
     return out
 
 
-def _fused(call: Call, plan: Plan) -> flex.Attend | None:
+def differentiable(call: Call) -> Tensor | None:
+    """Return o by FlexAttention with its own gradients, or None where it does not compute the call or the gradients."""
+    fused = _fused_with_grads(call, RULE)
+    return None if fused is None else flex.attend_with_graph(call, fused)
+
+
+def _fused(call: Call, plan: Plan) -> flex.Functions | None:
     """Return FlexAttention if it computes this call."""
-    function = flex.function_for(call)
-    return function if function is not None and takes_dense_form(call, plan, FLEX_SPEED) else None
+    functions = flex.functions_for(call)
+    return functions if functions is not None and takes_dense_form(call, plan, FLEX_SPEED) else None
+
+
+def _fused_with_grads(call: Call, plan: Plan) -> flex.Functions | None:
+    """Return FlexAttention if it computes this call and its gradients too."""
+    return _fused(call, plan) if call.log_decay is None else None
 
 
 def _forward(work: Work, o: Tensor, g: Tensor) -> Tensor | None:

@@ -24,7 +24,7 @@ from fastmax import dropout
 from fastmax.backends.chunked.decay import Decay
 from fastmax.backends.chunked.parts import Work
 from fastmax.call import OutputGrads
-from fastmax.core import normalize_with_scale, normalized, similarity
+from fastmax.core import normalized, normalized_vjp, similarity
 from fastmax.features import block_size, phi, phi_vjp
 from fastmax.parts import gradient_of_sums, inverse
 from fastmax.plan import Attend
@@ -214,16 +214,6 @@ def load_output_grads(p: Work, a: int, b: int, o: Tensor, g: Tensor, grads: Outp
     """Return the gradient of [f, g] of queries a:b, stacked."""
     do, dg = (None if x is None else x[:, :, a:b] for x in grads[:2])
     return _stack(gradient_of_sums(o[:, :, a:b], g[:, :, a:b], OutputGrads(do, dg, None), p.value_dim + 1, p.dtype), p)
-
-
-def normalized_vjp(x: Tensor, d: Tensor, how: str) -> Tensor:
-    """Return the gradient of x from that of normalized(x)."""
-    if how == "none":
-        return d
-    x_hat, scale = normalize_with_scale(x, centre=how == "standardize")
-    if how == "standardize":
-        d = d - d.mean(-1, keepdim=True)
-    return (d - x_hat * (d * x_hat).mean(-1, keepdim=True)) * scale
 
 
 def accumulate(state: Tensor, terms: Iterable[tuple[Tile, Tensor]]) -> None:
