@@ -27,7 +27,7 @@ PRIVATE = {
     "fastmax.nn.options": ("layer_scale",),
     "fastmax.nn.sharded": ("Sequence", "SharesSequence"),
     # benchmarks of one backend or one form, and the operations that they count
-    "fastmax.backends": ("native", "resolve", "triton"),
+    "fastmax.backends": ("batched", "native", "resolve", "triton"),
     "fastmax.backends.batched": ("flex",),
     "fastmax.backends.triton": ("both_passes",),
     "fastmax.backends.triton.device": ("architecture",),

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from fastmax._torch_private import keep_channels_static
-from fastmax.backends.batched.flex import PLAIN, Prepared, Raw, Settings
+from fastmax.backends.batched.flex import PLAIN, Operands, Raw, Settings
 
 SETTINGS = Settings(order=2, is_causal=True, normalize="standardize", scale=1.0)
 
@@ -82,7 +82,7 @@ def main() -> None:
     with torch.no_grad():
         found = {
             "prepare": summary(code_of(PLAIN.prepare, raw, SETTINGS)),
-            "gradients": summary(code_of(PLAIN.gradients, raw, Prepared(*grads), SETTINGS)),
+            "gradients": summary(code_of(PLAIN.gradients, raw, Operands(*grads), SETTINGS)),
         }
     print(json.dumps(found))
 

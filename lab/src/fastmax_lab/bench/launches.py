@@ -95,20 +95,20 @@ def compiled_functions(counted: Launches) -> flex.Functions:
     Those are one for q and one for k and v, and for their gradients one each (tests/backends/flex_kernels.py).
     """
 
-    def prepare(raw: flex.Raw, _: flex.Settings) -> flex.Prepared:
+    def prepare(raw: flex.Raw, _: flex.Settings) -> flex.Operands:
         q, k, v = raw[:3]
         counted.fuse([q], [q])
         counted.fuse([k, v], [k, v])
-        return flex.Prepared(*map(torch.empty_like, (q, k, v)))
+        return flex.Operands(*map(torch.empty_like, (q, k, v)))
 
-    def attend(prepared: flex.Prepared, _: flex.Fading, settings: flex.Settings, __: Any) -> Any:
+    def attend(prepared: flex.Operands, _: flex.Forgetting, settings: flex.Settings, __: Any) -> Any:
         o = CompiledFlex.apply(counted, *prepared)  # type: ignore[no-untyped-call]
         g = o.new_empty(o.shape[:3], dtype=torch.float32) if settings.returns_g else None
         if g is not None:
             counted.fuse([g], [g])
         return o, g
 
-    def gradients(raw: flex.Raw, grads: flex.Prepared, _: flex.Settings) -> flex.Grads:
+    def gradients(raw: flex.Raw, grads: flex.Operands, _: flex.Settings) -> flex.Grads:
         for x, d in zip(raw, grads, strict=False):
             assert x is not None
             counted.fuse([x, d], [x])

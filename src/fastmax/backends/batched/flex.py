@@ -65,7 +65,7 @@ class Raw(NamedTuple):
     kept_k: Tensor | None = None
 
 
-class Prepared(NamedTuple):
+class Operands(NamedTuple):
     """Normalized queries times their scale, normalized keys, and values, all of one dtype."""
 
     q: Tensor
@@ -73,7 +73,7 @@ class Prepared(NamedTuple):
     v: Tensor
 
 
-class Fading(NamedTuple):
+class Forgetting(NamedTuple):
     """The inputs of scores besides q and k: the mask of keys, and sums of log_decay in two parts."""
 
     key_mask: Tensor | None = None  # (B, Hkv or 1, N)
@@ -98,9 +98,9 @@ Grads = tuple[Tensor, Tensor, Tensor, Tensor | None]
 class Functions(NamedTuple):
     """The three functions, compiled or not."""
 
-    prepare: Callable[[Raw, Settings], Prepared]
-    attend: Callable[[Prepared, Fading, Settings, Any], tuple[Tensor, Tensor | None]]
-    gradients: Callable[[Raw, Prepared, Settings], Grads]
+    prepare: Callable[[Raw, Settings], Operands]
+    attend: Callable[[Operands, Forgetting, Settings, Any], tuple[Tensor, Tensor | None]]
+    gradients: Callable[[Raw, Operands, Settings], Grads]
 
 
 MAX_VARIANTS = 64
@@ -124,7 +124,7 @@ def compiled(device: str) -> Functions | None:
             found = Functions(*(compile_variants(one, MAX_VARIANTS) for one in PLAIN))
             x = torch.randn(1, 1, 128, 16, device=device, requires_grad=True)
             mask = _block_mask(128, 128, x.device)
-            o, _ = _run(found, Raw(x, x, x), Fading(), Settings(2, True, "standardize", 1.0), mask)
+            o, _ = _run(found, Raw(x, x, x), Forgetting(), Settings(2, True, "standardize", 1.0), mask)
             torch.autograd.grad(o.sum(), x)
         except Exception as error:  # of a compiler, a driver, or a build of torch without them
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -141,7 +141,7 @@ def attend_with_graph(call: Call, functions: Functions) -> Tensor:
     device = call.q.device.type
     lowers = autocast_dtype(device, torch.float32) is not None
     with torch.autocast(device, enabled=False) if lowers else nullcontext():
-        o, _ = _run(functions, _raw(call), _fading(call), _settings(call, returns_g=False), _mask_of(call))
+        o, _ = _run(functions, _raw(call), _forgetting(call), _settings(call, returns_g=False), _mask_of(call))
     return o.to(call.options.out_dtype)
 
 
@@ -149,7 +149,7 @@ def forward(call: Call, functions: Functions) -> tuple[Tensor, Tensor, Tensor]:
     """Return o, g and no state."""
     o, g, state = call.new_outputs()
     settings = _settings(call, returns_g=True)
-    found, found_g = _run(functions, _raw(call), _fading(call), settings, _mask_of(call))
+    found, found_g = _run(functions, _raw(call), _forgetting(call), settings, _mask_of(call))
     assert found_g is not None
     return _as(o, found), _as(g, found_g), state
 
@@ -162,7 +162,7 @@ def backward(call: Call, grads: OutputGrads, functions: Functions) -> InputGrads
     leaves = {name: x.detach().requires_grad_() for name, x in given.items() if x is not None}
     settings = _settings(call, returns_g=grads.g is not None)
     with torch.enable_grad():
-        outputs = _run(functions, raw._replace(**leaves), _fading(call), settings, _mask_of(call))
+        outputs = _run(functions, raw._replace(**leaves), _forgetting(call), settings, _mask_of(call))
     pairs = [(x, d.to(x.dtype)) for x, d in zip(outputs, grads[:2], strict=True) if x is not None and d is not None]
     found: Any = [torch.zeros_like(x) for x in leaves.values()]
     if pairs:
@@ -170,9 +170,11 @@ def backward(call: Call, grads: OutputGrads, functions: Functions) -> InputGrads
     return out._replace(**{name: _as(getattr(out, name), x) for name, x in zip(leaves, found, strict=True)})
 
 
-def _run(functions: Functions, raw: Raw, fading: Fading, settings: Settings, mask: Any) -> tuple[Tensor, Tensor | None]:
-    prepared = Prepared(*_Prepare.apply(functions, settings, *raw))  # type: ignore[no-untyped-call]
-    return functions.attend(Prepared(*map(keep_channels_static, prepared)), fading, settings, mask)
+def _run(
+    functions: Functions, raw: Raw, forgetting: Forgetting, settings: Settings, mask: Any
+) -> tuple[Tensor, Tensor | None]:
+    prepared = Operands(*_Prepare.apply(functions, settings, *raw))  # type: ignore[no-untyped-call]
+    return functions.attend(Operands(*map(keep_channels_static, prepared)), forgetting, settings, mask)
 
 
 class _Prepare(torch.autograd.Function):
@@ -187,7 +189,7 @@ class _Prepare(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
-        d = Prepared(*map(keep_channels_static, grads))
+        d = Operands(*map(keep_channels_static, grads))
         found = ctx.functions.gradients(_with_static_channels(ctx.saved_tensors), d, ctx.settings)
         return None, None, *found, *[None] * (len(Raw._fields) - len(found))
 
@@ -213,12 +215,12 @@ def _raw(call: Call) -> Raw:
     return Raw(call.q, call.k, call.v, call.head_scale, _key_mask(call), kept_q, kept_k)
 
 
-def _fading(call: Call) -> Fading:
+def _forgetting(call: Call) -> Forgetting:
     if call.log_decay is None:
-        return Fading(_key_mask(call))
+        return Forgetting(_key_mask(call))
     c = bounded(call.log_decay).to(wide(call.q.device)).cumsum(-1)
     high = c.to(call.dtype)
-    return Fading(_key_mask(call), high, (c - high).to(call.dtype))
+    return Forgetting(_key_mask(call), high, (c - high).to(call.dtype))
 
 
 def _key_mask(call: Call) -> Tensor | None:
@@ -240,7 +242,7 @@ def _block_mask(queries: int, keys: int, device: torch.device) -> Any:
     return create_block_mask(sees, None, None, queries, keys, device=str(device))
 
 
-def prepare(raw: Raw, settings: Settings) -> Prepared:
+def prepare(raw: Raw, settings: Settings) -> Operands:
     """Normalize queries and keys.
 
     FlexAttention multiplies whole tiles, and zero times infinity is NaN: causality would not keep such a value from the
@@ -260,10 +262,10 @@ def prepare(raw: Raw, settings: Settings) -> Prepared:
     queries = queries * _query_factor(raw, settings)
     if raw.kept_k is not None:
         keys = keys * raw.kept_k
-    return Prepared(queries.to(dtype), keys.to(dtype), v.to(dtype))
+    return Operands(queries.to(dtype), keys.to(dtype), v.to(dtype))
 
 
-def gradients(raw: Raw, grads: Prepared, settings: Settings) -> Grads:
+def gradients(raw: Raw, grads: Operands, settings: Settings) -> Grads:
     """Return the gradients of raw inputs from those of prepared ones."""
     q, k, v = raw[:3]
     dq, dk = (d.to(_wide(x)) for x, d in zip((q, k), grads, strict=False))
@@ -296,13 +298,13 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def attend(prepared: Prepared, fading: Fading, settings: Settings, mask: Any) -> tuple[Tensor, Tensor | None]:
+def attend(prepared: Operands, forgetting: Forgetting, settings: Settings, mask: Any) -> tuple[Tensor, Tensor | None]:
     """Return o, and g if the settings request it. Where g is 0, FlexAttention returns zeros."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     o, more = flex_attention(
         *prepared,
-        score_mod=_score(fading, settings, prepared.q.shape[1] // prepared.k.shape[1]),
+        score_mod=_score(forgetting, settings, prepared.q.shape[1] // prepared.k.shape[1]),
         block_mask=mask,
         scale=1.0,
         enable_gqa=prepared.q.shape[1] > prepared.k.shape[1],
@@ -311,9 +313,9 @@ def attend(prepared: Prepared, fading: Fading, settings: Settings, mask: Any) ->
     return o, None if more.lse is None else more.lse.exp()
 
 
-def _score(fading: Fading, settings: Settings, groups: int) -> Callable[..., Tensor]:
+def _score(forgetting: Forgetting, settings: Settings, groups: int) -> Callable[..., Tensor]:
     """Return the function that FlexAttention applies to the products of a query and a key."""
-    key_mask, high, low = fading
+    key_mask, high, low = forgetting
     smallest = torch.finfo(torch.float32).tiny
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
