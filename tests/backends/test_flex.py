@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxOutput
+from torch.nn.attention.flex_attention import AuxOutput, create_block_mask
 
 from fastmax import _torch_private, api, fastmax_attention, ops
 from fastmax.backends import batched
@@ -191,6 +191,22 @@ def test_a_later_value_that_is_not_finite_does_not_leak(content: float) -> None:
     o = run(make(q, k, v, is_causal=True), by_formula)["o"]
     assert not o[..., 10:, :].isfinite().any()
     torch.testing.assert_close(o[..., :10, :], before[..., :10, :])
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(1, 1), (127, 127), (128, 128), (129, 129), (400, 400), (300, 140), (140, 300), (512, 512)]
+)
+def test_the_mask_is_that_of_all_pairs(queries: int, keys: int) -> None:
+    cpu = torch.device("cpu")
+    found = flex._block_mask(queries, keys, cpu)
+    expected = create_block_mask(flex._sees, None, None, queries, keys, device="cpu")
+    assert found.shape == expected.shape
+    assert torch.equal(found.to_dense(), expected.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        count, indices = name, name.replace("num_blocks", "indices")
+        assert torch.equal(getattr(found, count), getattr(expected, count))
+        listed = torch.arange(getattr(found, indices).shape[-1]) < getattr(found, count).unsqueeze(-1)
+        assert torch.equal(getattr(found, indices)[listed], getattr(expected, indices)[listed])
 
 
 @pytest.mark.slow  # the compiler

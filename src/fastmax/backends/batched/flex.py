@@ -15,7 +15,7 @@ says so once. Nothing is imported before.
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -102,6 +102,9 @@ class Functions(NamedTuple):
     attend: Callable[[Operands, Forgetting, Settings, Any], tuple[Tensor, Tensor | None]]
     gradients: Callable[[Raw, Operands, Settings], Grads]
 
+
+BLOCK = 128
+"""Queries and keys in a block of the causal mask, as FlexAttention has them by itself."""
 
 MAX_VARIANTS = 64
 """The most variants of a function that are compiled: one per combination of settings, dtypes, channels and optional inputs.
@@ -231,15 +234,25 @@ def _mask_of(call: Call) -> Any:
     return _block_mask(call.q.shape[2], call.k.shape[2], call.q.device) if call.options.is_causal else None
 
 
-@cache
+@lru_cache(maxsize=64)
 def _block_mask(queries: int, keys: int, device: torch.device) -> Any:
-    """Return the causal mask."""
-    from torch.nn.attention.flex_attention import create_block_mask
+    """Return the causal mask, with the blocks that need no look at their pairs. `create_block_mask` would store all pairs."""
+    from torch.nn.attention.flex_attention import BlockMask
 
-    def sees(_b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return i >= j
+    row = torch.arange(-(-queries // BLOCK), device=device).unsqueeze(-1)
+    column = torch.arange(-(-keys // BLOCK), device=device)
+    is_whole = (column < row) & ((row + 1) * BLOCK <= queries) & ((column + 1) * BLOCK <= keys)
+    lists = (_listed(blocks[None, None]) for blocks in ((column <= row) & ~is_whole, is_whole))
+    return BlockMask.from_kv_blocks(*next(lists), *next(lists), BLOCK, _sees, (queries, keys))
 
-    return create_block_mask(sees, None, None, queries, keys, device=str(device))
+
+def _sees(_b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return i >= j
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many blocks each row has, and the columns, those of its blocks first."""
+    return blocks.sum(-1, dtype=torch.int32), blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).int()
 
 
 def prepare(raw: Raw, settings: Settings) -> Operands:
