@@ -125,7 +125,7 @@ def test_a_record_of_this_machine(tmp_path: Path) -> None:
     assert read(path) == [made]
     assert isinstance(made, Measurement)
     assert made.settings == {"grid": [1, 2]}
-    assert {"processor", "threads", "torch", "fastmax", "date"} <= made.machine.keys()
+    assert {"processor", "generation", "threads", "torch", "fastmax", "date"} <= made.machine.keys()
     assert made.command.startswith("fastmax-lab")
 
 

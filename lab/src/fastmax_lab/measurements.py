@@ -101,7 +101,8 @@ def machine() -> dict[str, Any]:
     import fastmax
 
     return {
-        "processor": _processor(),
+        "processor": _cpu("model name") or platform.processor() or platform.machine(),
+        "generation": _generation(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -168,10 +169,15 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _processor() -> str:
+def _generation() -> str:
+    """Return the family and model of the processor: virtual machines give one name to generations of unlike speed."""
+    family, model = _cpu("cpu family"), _cpu("model")
+    return f"family {family}, model {model}" if family else ""
+
+
+def _cpu(fact: str) -> str:
+    """Return what the system reports of its first processor, "" if nothing."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = info.read_text().splitlines() if info.exists() else []
+    facts = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in facts if name.strip() == fact), "")
