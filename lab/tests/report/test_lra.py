@@ -1,5 +1,6 @@
 """The report on the Long Range Arena: tables, accuracy at equal time, and the rules that judge."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page import build
 from fastmax_lab.report.page.parts import OPEN, Claim, Section, Table
 from fastmax_lab.report.page.results import load
-from fastmax_lab.report.page.sections import lra, lra_runs, lra_small, lra_speed, lra_time
+from fastmax_lab.report.page.sections import lra, lra_claims, lra_runs, lra_small, lra_speed, lra_time
 
 
 def of(results: Path, experiment: str) -> list[Measurement]:
@@ -253,7 +254,7 @@ def test_accuracies_are_judged_where_something_was_learned() -> None:
         ]
         if gated is not None:
             measurements += [trained(task, "fastmax2, gated", gated, steps) for task, _, _ in runs]
-        return lra._equal(measurements)
+        return lra_claims.equal(measurements, [])
 
     five = [(task, 0.6, 0.595) for task in ("listops", "text", "retrieval", "image", "pathfinder")]
     assert judged(*five).verdict == "holds"
@@ -277,7 +278,7 @@ def test_losses_are_judged_where_training_was_long_enough_and_something_learned(
         ]
         for d, loss in zip(measurements, [x for _, _, gap in runs for x in (1.0 + gap, 1.0)], strict=True):
             d.values["curves"] = {"train": [[10 * i, loss + 0.01 * (-1) ** i, 0.5] for i in range(10)]}
-        return lra._curves(measurements).verdict
+        return lra_claims.by_steps(measurements, []).verdict
 
     assert judged(("text", 1500, -0.1), ("retrieval", 600, 0.1)) == "holds"
     assert judged(("text", 1500, 0.1), ("retrieval", 600, -0.1)) == "does not hold"
@@ -357,3 +358,37 @@ def test_speed_without_the_plain_formula_decides_nothing() -> None:
     ]
     slow = timed("text", "vanilla", "softmax", "fastmax1", "fastmax2")
     assert lra_speed.section({"lra-speed": [slow]}).claims[0].verdict == "does not hold"
+
+
+def at_rates(task: str, gaps: tuple[float, ...], rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3)) -> list[Measurement]:
+    """Runs of softmax, Fastmax1 and the paper's Fastmax2, which are `gaps` points and nats from softmax, a gap per seed."""
+    runs = []
+    for seed, gap in enumerate(gaps):
+        for lr in rates if seed == 0 else rates[:1]:
+            for name, far in (("softmax", 0.0), ("fastmax1", gap), (lra_runs.PAPER, gap)):
+                share = 0.3 + 0.01 * seed + 0.01 * far - lr  # the first rate is the best
+                run = trained(task, name, share, 1500)
+                run = replace(run, settings=run.settings | {"lr": lr, "seed": seed, "length": 64})
+                run.values.update(dev_accuracy=share, curves={"train": [[1, 2.0 + far, 0.5]]})
+                runs.append(run)
+    return runs
+
+
+def test_accuracies_at_tuned_rates_are_judged_first() -> None:
+    full = [trained("text", "softmax", 0.6), trained("text", lra_runs.PAPER, 0.5)]
+    claim = lra_claims.equal(full, [*at_rates("image", (-1.0, 1.0, 0.5)), *at_rates("listops", (-8.0, -9.0, -8.5))])
+    assert claim.verdict == "holds in part"
+    assert claim.number.startswith("largest gap at tuned rates: listops of 64 tokens, -8.5 points")
+    assert claim.seeds == 3
+    assert claim.notes[1].startswith("At full length, with one rate for all and one seed, the largest is text, -10.0")
+    assert lra_claims.equal(full, at_rates("listops", (-8.0, -9.0, -8.5))).verdict == "does not hold"
+    for too_few in (at_rates("image", (-8.0,)), at_rates("image", (-8.0, -8.5), rates=(1e-3,))):
+        assert lra_claims.equal(full, too_few) == lra_claims.equal(full, [])
+
+
+def test_losses_at_tuned_rates_are_judged_first() -> None:
+    claim = lra_claims.by_steps([], at_rates("image", (0.1, 0.2, 0.15)))
+    assert claim.verdict == "holds"
+    assert claim.number == "training loss on image of 64 tokens, at tuned rates: 2.150 against 2.000"
+    assert lra_claims.by_steps([], at_rates("image", (-0.1, -0.2, -0.15))).verdict == "does not hold"
+    assert lra_claims.by_steps([], at_rates("image", (-0.1, 0.2, -0.15))).verdict == "holds", "within the noise"

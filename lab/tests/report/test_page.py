@@ -24,6 +24,7 @@ from fastmax_lab.report.page.sections import (
     dropout,
     language,
     lra,
+    lra_claims,
     lra_runs,
     recall,
     scaling_break_even,
@@ -210,7 +211,7 @@ def test_growth_is_that_of_the_factorized_form(is_causal: bool, first: int) -> N
 def test_older_results_may_lack_facts_of_their_machine() -> None:
     old = record({}, {})
     (row,) = html.runs({"lra": [old]}).rows
-    assert row == ("lra", "n", None, 1.0, "P", None, None, "2", None, None, "c")
+    assert row == ("lra", "n", None, 1.0, "P", None, None, None, "2", None, None, "c")
     assert html._provenance({"lra": [old]}) == "1 measurements on P (2 cores), torch 2."
 
 
@@ -269,7 +270,7 @@ def test_claims_without_results_are_open() -> None:
 
 def test_short_trainings_decide_nothing(sections: list[Section]) -> None:
     verdicts = {claim.says: claim.verdict for one in sections for claim in one.claims}
-    for claim in (lra.EQUAL, lra.STEPS, language.SAME, dropout.BEST):
+    for claim in (lra_claims.EQUAL, lra_claims.STEPS, language.SAME, dropout.BEST):
         assert verdicts[claim[1]] == OPEN, claim
 
 

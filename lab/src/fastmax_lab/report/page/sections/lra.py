@@ -1,7 +1,7 @@
 """Long Range Arena: accuracy (Table 1), loss curves and accuracy at equal time (Figure 6)."""
 
 from dataclasses import replace
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from fastmax_lab.lra import paper
@@ -9,12 +9,7 @@ from fastmax_lab.lra.presets import preset
 from fastmax_lab.lra.tasks import names as task_names
 from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import (
-    AGREES,
-    DIFFERS,
-    OPEN,
-    PARTLY,
     Chart,
-    Claim,
     Finding,
     LeadFigure,
     PageBlock,
@@ -24,9 +19,8 @@ from fastmax_lab.report.page.parts import (
     untested,
 )
 from fastmax_lab.report.page.results import Results, group
-from fastmax_lab.report.page.sections import lra_time
+from fastmax_lab.report.page.sections import lra_claims, lra_settings, lra_time
 from fastmax_lab.report.page.sections.lra_runs import (
-    ENOUGH,
     PAPER,
     accuracy,
     at_chance,
@@ -40,11 +34,6 @@ from fastmax_lab.report.page.words import listed
 
 NAME = "lra"
 TITLE = "Long Range Arena: accuracy and loss curves (Table 1, Figure 6)"
-EQUAL = (
-    "Table 1",
-    "Fastmax reaches the accuracy of softmax on the Long Range Arena (57.90 and 57.62 against 57.37 on average).",
-)
-STEPS = ("Figure 6", "Measured by steps, softmax converges at the same speed as Fastmax1 or faster.")
 BEST = "Fastmax, best by dev"
 SMOOTHED = (
     "Lines are means of ten points, each of a single batch; the points themselves are faint. Tasks on which nothing has left "
@@ -59,20 +48,24 @@ OFFICIAL_RETRIEVAL = 147_086
 def section(results: Results) -> Section:
     every = results.get(NAME, [])
     if not every:
-        return Section(NAME, TITLE, claims=(untested(*EQUAL), untested(*STEPS), untested(*lra_time.CLOCK)))
+        return Section(
+            NAME, TITLE, claims=(untested(*lra_claims.EQUAL), untested(*lra_claims.STEPS), untested(*lra_time.CLOCK))
+        )
     measurements, short, longer = (of_kind(every, kind) for kind in ("", "short", "longer"))
     pace, short, curves = results.get("lra-pace", []), learned(short), learned(measurements)
     drawn = learned([*measurements, *longer])
     equal_steps, went_on = (of_kind(drawn, kind) for kind in ("", "longer"))
     time = lra_time.table(equal_steps, went_on, pace)
-    equal, by_steps, by_clock = _equal(measurements), _curves(measurements), lra_time.claim(time)
+    rates_tuned = results.get(lra_settings.NAME, [])
+    equal, by_steps = lra_claims.equal(measurements, rates_tuned), lra_claims.by_steps(measurements, rates_tuned)
+    by_clock = lra_time.claim(time)
     tables = []
     for runs, name, which in ((measurements, "lra-accuracy", ""), (short, "lra-accuracy-short", ", of short runs")):
         if runs:
             tables += [accuracies(runs, name, which), dev_accuracies(runs, f"{name}-dev", which)]
     if longer:
         tables.append(longer_runs(longer, measurements))
-    tables += [one for one in (gaps(measurements), chance(every)) if one.rows]
+    tables += [one for one in (lra_claims.gaps(measurements), chance(every)) if one.rows]
     against_time = [] if time is None else charts(curves, pace)
     leads = (*_accuracy_lead(measurements), *_time_lead(against_time, time))
     shown = [lead.chart.name for lead in leads]
@@ -82,7 +75,7 @@ def section(results: Results) -> Section:
             "Training loss against steps",
             tuple(charts(curves)),
             (*by_steps.findings, Finding(SMOOTHED)),
-            (ends(curves),),
+            (lra_claims.ends(curves),),
         ),
     ]
     if time is not None:
@@ -119,8 +112,8 @@ def _accuracy_lead(measurements: list[Measurement]) -> tuple[LeadFigure, ...]:
     chart = Chart(
         "lra-accuracy-by-task", "Long Range Arena", "test accuracy, %", "", tuple(series), categories=tuple(tasks)
     )
-    level = sum(row[-2] == "level" for row in gaps(measurements).rows)
-    decided = sum(row[-2] != "open" for row in gaps(measurements).rows)
+    level = sum(row[-2] == "level" for row in lra_claims.gaps(measurements).rows)
+    decided = sum(row[-2] != "open" for row in lra_claims.gaps(measurements).rows)
     said = f"In equal steps Fastmax2 and softmax are level on {level} of {decided} tasks, within two standard errors"
     return (LeadFigure(chart, said),)
 
@@ -352,94 +345,3 @@ def chance(measurements: list[Measurement]) -> Table:
         ("", ",", "", ""),
         folded=True,
     )
-
-
-def ends(measurements: list[Measurement]) -> Table:
-    """Return the training losses at the end, with their standard error over the batches that they are the mean of."""
-    rows = []
-    for task, found in group((d for d in measurements if not d.settings["seed"]), lambda d: d.settings["task"]).items():
-        runs = {d.settings["attention"]: d for d in found if d.settings["attention"] in lra_time.ATTENTIONS}
-        both = [runs[name] for name in ("softmax", "fastmax1") if name in runs]
-        decides = len(both) == 2 and both[0].settings["steps"] >= ENOUGH and not all(map(at_chance, both))
-        rows += [(task, name, *_end(d), "yes" if decides else "no") for name, d in runs.items()]
-    return Table(
-        "lra-loss-end",
-        f"Training loss at the end, mean of the last {WINDOW} points",
-        ("task", "attention", "training loss, nats", "standard error", "decides"),
-        tuple(rows),
-        ("", "", ".3f", ".3f"),
-        folded=True,
-    )
-
-
-def gaps(measurements: list[Measurement]) -> Table:
-    """Return the gap of the paper's Fastmax2 to softmax in each task: at its scale where that was trained.
-
-    A task is open if its runs are short, or if neither they nor the best Fastmax have left chance level.
-    """
-    rows = []
-    for task, found in group(measurements, lambda d: d.settings["task"]).items():
-        runs = by_attention(found)
-        ours = runs.get(PAPER, runs.get("fastmax2", []))
-        if "softmax" not in runs or not ours:
-            continue
-        softmax, best = runs["softmax"], best_fastmax(found)
-        gap, of = accuracy(ours) - accuracy(softmax), (error(ours) ** 2 + error(softmax) ** 2) ** 0.5
-        is_open = found[0].settings["steps"] < ENOUGH or all(at_chance(d) for d in (*softmax, *ours, *best))
-        side = "open" if is_open else "behind" if gap < -2 * of else "ahead" if gap > 2 * of else "level"
-        rows.append((task, ours[0].settings["attention"], gap, of, side, len(ours)))
-    return Table(
-        "lra-gap",
-        "Fastmax2 less softmax, test accuracy at equal steps",
-        ("task", "Fastmax2", "points", "standard error", "by two standard errors", "seeds"),
-        tuple(rows),
-        ("", "", "+.1f", ".1f"),
-    )
-
-
-def _equal(measurements: list[Measurement]) -> Claim:
-    """Judge the paper's Fastmax2 by its gap to softmax in each task."""
-    table = gaps(measurements)
-    if not table.rows:
-        return untested(*EQUAL, "no task has both softmax and a Fastmax2 in this folder")
-    decided = [row for row in table.rows if row[4] != "open"]
-    task, _, gap, of, *_ = min(decided or table.rows, key=lambda row: row[2] / row[3])
-    number = f"largest gap: {task}, {gap:+.1f} points, standard error {of:.1f}"
-    undecided = [row[0] for row in table.rows if row[4] == "open"]
-    notes = [f"Open, because all are at chance level or the runs are short: {listed(undecided)}."] if undecided else []
-    verdict = _reached([row[4] for row in decided])
-    return Claim(*EQUAL, verdict, number, tuple(notes), table.name, min(row[-1] for row in decided or table.rows))
-
-
-def _reached(sides: list[str]) -> str:
-    """Judge by the decided tasks: it holds if all tasks are decided and none is behind, and does not if all are behind."""
-    if not sides:
-        return OPEN
-    behind = [side == "behind" for side in sides]
-    if all(behind):
-        return DIFFERS
-    return AGREES if not any(behind) and len(sides) == len(task_names()) else PARTLY
-
-
-def _curves(measurements: list[Measurement]) -> Claim:
-    """Judge by the loss at the end, beyond two standard errors of its last points, where something was learned."""
-    table = ends(measurements)
-    loss = {(task, name): (mean, error) for task, name, mean, error, decides in table.rows if decides == "yes"}
-    margins = {}
-    for task in dict.fromkeys(task for task, _ in loss):
-        (softmax, a), (fastmax, b) = loss[task, "softmax"], loss[task, "fastmax1"]
-        margins[task] = fastmax - softmax, (a**2 + b**2) ** 0.5
-    if not margins:
-        return untested(*STEPS, "no task has long runs of both softmax and fastmax1 above chance level in this folder")
-    not_behind = [margin >= -2 * of for margin, of in margins.values()]
-    least = min(margins, key=lambda task: margins[task][0] / max(margins[task][1], 1e-9))
-    number = f"training loss on {least}: {loss[least, 'fastmax1'][0]:.3f} against {loss[least, 'softmax'][0]:.3f}"
-    verdict = AGREES if all(not_behind) else PARTLY if any(not_behind) else DIFFERS
-    notes = (f"{least} is the task on which softmax is least ahead.",)
-    return Claim(*STEPS, verdict, number, notes, table.name, 1)
-
-
-def _end(measurement: Measurement) -> tuple[float, float]:
-    """Return the training loss at the end and its standard error over the batches that it is the mean of."""
-    losses = [loss for _, loss, _ in measurement.values["curves"]["train"][-WINDOW:]]
-    return mean(losses), stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else 0.0

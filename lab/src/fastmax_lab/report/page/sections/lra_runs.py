@@ -51,6 +51,11 @@ def error(runs: list[Measurement]) -> float:
     return float((of_examples + spread**2 / len(runs)) ** 0.5)
 
 
+def error_of_examples(accuracy: float, runs: list[Measurement]) -> float:
+    """Return the standard error of an accuracy in per cent on the test examples of these runs, in points."""
+    return float((accuracy * (100 - accuracy) / min(d.values["test"]["examples"] for d in runs)) ** 0.5)
+
+
 def is_fastmax(measurement: Measurement) -> bool:
     return bool(measurement.settings["attention"].startswith("fastmax"))
 

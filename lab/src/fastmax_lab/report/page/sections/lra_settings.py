@@ -1,15 +1,13 @@
 """Scale, order and decay of encoders, on short sequences of the Long Range Arena."""
 
-from math import sqrt
-
 from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import Chart, Finding, PageBlock, Section, Table
-from fastmax_lab.report.page.results import Results, group
+from fastmax_lab.report.page.results import Results, group, spread
+from fastmax_lab.report.page.sections.lra_runs import PAPER, error_of_examples
 from fastmax_lab.report.page.tuned import Tuned, compared, dots, edges, tuned
 
 NAME = "lra-settings"
 TITLE = "Scale, order and decay: Long Range Arena (ours)"
-PAPER = "fastmax2, paper's scale"
 
 
 def section(results: Results) -> Section:
@@ -28,7 +26,7 @@ def section(results: Results) -> Section:
             f"lra-settings-{task}", f"{task}, {s['length']} tokens", "test accuracy, %", "", (dots(table),),
             categories=tuple(r[0] for r in table.rows), reference=rows["softmax"][2] if "softmax" in rows else None,
         )  # fmt: skip
-        words = found_in(runs, task, min(d.values["test"]["examples"] for d in found))
+        words = found_in(runs, task, found)
         said += [words] if words else []
         notes = (Finding(words), Finding(edges(runs)))
         title = f"{task}, {s['length']} tokens, {s['steps']:,} steps of {s['batch']} examples"
@@ -58,13 +56,12 @@ def accuracies(runs: dict[str, Tuned], task: str) -> Table:
     )
 
 
-def found_in(runs: dict[str, Tuned], task: str, examples: int) -> str:
+def found_in(runs: dict[str, Tuned], task: str, measurements: list[Measurement]) -> str:
     """Describe the gaps to softmax of the best Fastmax by the dev split, of gated softmax and of the paper's Fastmax2."""
     ours = [name for name, one in runs.items() if name.startswith("fastmax") and one.gap is not None]
     if not ours:
         return ""
-    softmax = sum(runs["softmax"].values.values()) / len(runs["softmax"].values) / 100
-    error = 100 * sqrt(softmax * (1 - softmax) / examples)
+    error = error_of_examples(spread(list(runs["softmax"].values.values()))[0], measurements)
 
     def far(name: str) -> str:
         found = runs[name].gap
