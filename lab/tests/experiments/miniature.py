@@ -51,8 +51,8 @@ def items() -> list[Item]:
     found.append(scaling.forms_item(Grid(8, (64, 256), rounds=1)))
     found.append(scaling.heads_item(((4, 8), (16, 4)), 512, rounds=1))
     for name in maps.ATTENTIONS:
-        found.append(maps.item(ImageRun(name, "shapes", 0, 4, 8, 3e-3, vision), 1))
-        found.append(maps.item(replace(TEXT, attention=name), 1))
+        found.append(maps.item(ImageRun(name, "shapes", 0, 4, 8, 3e-3, vision), 1, 3e-3))
+        found.append(maps.item(replace(TEXT, attention=name), 1, TEXT.lr))
     for seed in (0, 1):
         ways = (("none", 0.0), ("standard", 0.1), ("1d", 0.1), ("quadratic", 0.1))
         sizes: dict[str, Any] = {"data": "shapes", "examples": 20, "steps": 4, "batch": 4, "every": 2, "tested": 20}
