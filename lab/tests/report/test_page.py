@@ -211,7 +211,7 @@ def test_growth_is_that_of_the_factorized_form(is_causal: bool, first: int) -> N
 def test_older_results_may_lack_facts_of_their_machine() -> None:
     old = record({}, {})
     (row,) = html.runs({"lra": [old]}).rows
-    assert row == ("lra", "n", None, 1.0, "P", None, None, None, "2", None, None, "c")
+    assert row == ("lra", "n", None, 1.0, "P", None, None, "2", None, None, "c")
     assert html._provenance({"lra": [old]}) == "1 measurements on P (2 cores), torch 2."
 
 

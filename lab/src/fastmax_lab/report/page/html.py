@@ -77,7 +77,7 @@ def runs(results: Results) -> Table:
     for experiment, measurements in results.items():
         for d in measurements:
             m, seed = d.machine, d.settings.get("seed")
-            facts = (m.get(name) for name in ("processor", "generation", "simd", "threads", "torch", "fastmax", "date"))
+            facts = (m.get(name) for name in ("processor", "simd", "threads", "torch", "fastmax", "date"))
             rows.append((experiment, d.name, seed, d.seconds, *facts, d.command))
     columns = (
         "experiment",
@@ -85,7 +85,6 @@ def runs(results: Results) -> Table:
         "seed",
         "seconds",
         "processor",
-        "generation",
         "simd",
         "threads",
         "torch",
