@@ -55,7 +55,7 @@ def section(results: Results) -> Section:
             categories=tuple(rows), reference=rows["softmax"][2] if "softmax" in rows else None,
         )  # fmt: skip
         words = found_in(runs, where)
-        own = judge(runs, where, name) if text in REAL else None
+        own = judge(runs, f"{text}, {steps:,} steps" if many else where, name) if text in REAL else None
         judged += [] if own is None else [own]
         said += [words] if words else []
         findings = (*(() if own is None else own.findings), Finding(edges(runs)))
