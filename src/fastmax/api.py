@@ -242,7 +242,7 @@ def _attend(
     if log_decay is not None and call.log_decay is not None and call.log_decay.stride() != log_decay.stride():
         cache_key = None
     if log_decay is None:
-        # here alone, because no one reads the denominators
+        # only here, where the denominators are not read
         path = _eager_path.run_on_device if watcher == ON_DEVICE else select_path(watcher, cache_key, plan)
         o, _, state = path(call)
     else:
