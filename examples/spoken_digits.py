@@ -154,7 +154,7 @@ def record(args: argparse.Namespace, values: dict[str, float]) -> None:
 
     settings = {name: value for name, value in vars(args).items() if name not in ("record", "data")}
     name = slug(args.attention, args.rate, f"steps{args.steps}", f"seed{args.seed}")
-    Recorder("examples audio", args.record).add(name, settings | {"threads": torch.get_num_threads()}, values)
+    Recorder("audio", args.record).add(name, settings | {"threads": torch.get_num_threads()}, values)
 
 
 def arguments() -> argparse.Namespace:
