@@ -13,7 +13,7 @@ from fastmax_lab.commands.shared import Command, Data, Threads, choice
 BUDGETS = ("quick", "cpu", "full")
 EXPERIMENTS = (
     "exactness", "scaling", "maps", "dropout", "language", "order-one", "recall", "recall-far", "recipes-language",
-    "lra-speed", "lra-layers", "lra-pace", "lra", "lra-settings", "lra-small",
+    "lra-speed", "lra-layers", "lra-pace", "lra", "lra-clock", "lra-settings", "lra-small",
 )  # fmt: skip
 """The names in `fastmax_lab.experiments`, which imports torch; --help does not."""
 

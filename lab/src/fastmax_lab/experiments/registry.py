@@ -6,6 +6,7 @@ from fastmax_lab.experiments import (
     far_grid,
     language,
     lra,
+    lra_clock,
     lra_layers,
     lra_pace,
     lra_settings,
@@ -35,6 +36,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         lra_layers,
         lra_pace,
         lra,
+        lra_clock,
         lra_settings,
         lra_small,
     )
