@@ -84,6 +84,8 @@ def items() -> list[Item]:
         lra.item("listops", name, {}, seed, few, kind) for name in ("softmax", "fastmax1") for kind, seed in kinds
     ]
     found += [replace(one, experiment="lra-small") for one in small_table]
+    equal_time = [lra.item("listops", name, {}, seed, few) for name in ("softmax", "fastmax1") for seed in (0, 1)]
+    found += [replace(one, experiment="lra-clock") for one in equal_time]
     found += [lra_settings.item("listops", "softmax", seed, few) for seed in (0, 1)]
     found += [lra_settings.item("listops", name, 0, few) for name in ("softmax, standardized", "softmax, gated")]
     found += [lra_settings.item("listops", name, 0, few) for name in ("fastmax2", "fastmax2, paper's scale")]

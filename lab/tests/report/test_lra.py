@@ -374,6 +374,35 @@ def at_rates(task: str, gaps: tuple[float, ...], rates: tuple[float, ...] = (1e-
     return runs
 
 
+def test_equal_time_at_tuned_rates_is_judged_first() -> None:
+    def judged(*gaps: float) -> Claim:
+        runs = at_rates("image", gaps)
+        for run in runs:
+            run.settings.update(batch=16, steps={"softmax": 1000}.get(run.settings["attention"], 4000))
+        timed = {"task": "image", "batch": 16, "length": 64, "group_lengths": None, "attention_dropout": None}
+        of_step = {name: {"median": seconds} for name, seconds in (("softmax", 1.0), ("fastmax1", 0.2))}
+        return lra_claims.by_clock(None, runs, [record(timed, {"seconds": of_step})])
+
+    claim = judged(8.0, 9.0, 8.5)
+    assert claim.verdict == "holds"
+    assert claim.number == "test accuracy on image in 0.80 of softmax's time: 39.4 % against 30.9 %"
+    assert (claim.rests_on, claim.seeds) == ("lra-clock-image", 3)
+    assert claim.notes == ("At tuned rates there are runs on image.",)
+    assert judged(-8.0, -9.0, -8.5).verdict == "does not hold"
+    assert judged(0.5, -0.5, 0.2).verdict == OPEN
+    assert judged(8.0).verdict == OPEN, "one seed"
+    assert lra_claims.by_clock(None, at_rates("image", (8.0, 9.0)), []).verdict == OPEN, "no step was timed"
+
+
+def test_runs_at_one_rate_stand_beside_those_at_tuned_rates() -> None:
+    rows = timed("text", "fastmax1", 60.0, 60.0), timed("text", "softmax", 50.0, 50.0)
+    claim = lra_claims.by_clock(Table("t", "", (), rows), [], [])
+    assert claim == judged(*rows), "without tuned runs they are judged"
+    assert lra_claims._of_one_rate(claim) == (
+        "With one rate for all and one seed it holds: dev accuracy on text when fastmax2 ends: 60.0 % against 50.0 %.",
+    )
+
+
 def test_accuracies_at_tuned_rates_are_judged_first() -> None:
     full = [trained("text", "softmax", 0.6), trained("text", lra_runs.PAPER, 0.5)]
     claim = lra_claims.equal(full, [*at_rates("image", (-1.0, 1.0, 0.5)), *at_rates("listops", (-8.0, -9.0, -8.5))])

@@ -19,7 +19,7 @@ from fastmax_lab.report.page.parts import (
     untested,
 )
 from fastmax_lab.report.page.results import Results, group
-from fastmax_lab.report.page.sections import lra_claims, lra_settings, lra_time
+from fastmax_lab.report.page.sections import lra_claims, lra_clock, lra_settings, lra_time
 from fastmax_lab.report.page.sections.lra_runs import (
     PAPER,
     accuracy,
@@ -58,7 +58,8 @@ def section(results: Results) -> Section:
     time = lra_time.table(equal_steps, went_on, pace)
     rates_tuned = results.get(lra_settings.NAME, [])
     equal, by_steps = lra_claims.equal(measurements, rates_tuned), lra_claims.by_steps(measurements, rates_tuned)
-    by_clock = lra_time.claim(time)
+    for_equal_time = results.get(lra_clock.NAME, [])
+    by_clock = lra_claims.by_clock(time, for_equal_time, pace)
     tables = []
     for runs, name, which in ((measurements, "lra-accuracy", ""), (short, "lra-accuracy-short", ", of short runs")):
         if runs:
@@ -78,8 +79,9 @@ def section(results: Results) -> Section:
             (lra_claims.ends(curves),),
         ),
     ]
+    blocks += lra_clock.blocks(for_equal_time, pace, by_clock)
     if time is not None:
-        found = (*by_clock.findings, Finding(lra_time.HOW))
+        found = (*(() if for_equal_time else by_clock.findings), Finding(lra_time.HOW))
         accuracy_charts = tuple(lra_time.charts(equal_steps, went_on, pace))
         blocks.append(PageBlock("Accuracy against wall clock", accuracy_charts, found, (time,)))
         reached = lra_time.to_accuracy(equal_steps, went_on, pace)

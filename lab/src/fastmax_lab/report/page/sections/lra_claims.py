@@ -6,7 +6,7 @@ from fastmax_lab.lra.tasks import names as task_names
 from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import AGREES, DIFFERS, OPEN, PARTLY, Claim, Table, untested
 from fastmax_lab.report.page.results import group, spread
-from fastmax_lab.report.page.sections import lra_time
+from fastmax_lab.report.page.sections import lra_clock, lra_time
 from fastmax_lab.report.page.sections.lra_runs import (
     ENOUGH,
     PAPER,
@@ -14,8 +14,10 @@ from fastmax_lab.report.page.sections.lra_runs import (
     at_chance,
     best_fastmax,
     by_attention,
+    dev_accuracy,
     error,
     error_of_examples,
+    test_accuracy,
 )
 from fastmax_lab.report.page.tuned import Tuned, Value, tuned
 from fastmax_lab.report.page.words import listed
@@ -34,7 +36,7 @@ LAST = 10
 def equal(measurements: list[Measurement], at_rates: list[Measurement]) -> Claim:
     """Judge the paper's Fastmax2 by its gaps to softmax: at tuned rates, over seeds, where there are such runs."""
     full = gaps(measurements)
-    found = _tuned(at_rates, _test, PAPER)
+    found = _tuned(at_rates, test_accuracy, PAPER)
     if not found:
         return _equal_at_full_length(full)
     sides, sizes = [], {}
@@ -148,6 +150,33 @@ def _by_steps_at_full_length(measurements: list[Measurement]) -> Claim:
     return Claim(*STEPS, verdict, number, notes, table.name, 1)
 
 
+def by_clock(time: Table | None, at_rates: list[Measurement], pace: list[Measurement]) -> Claim:
+    """Judge by the test accuracy after equal time: at tuned rates, over seeds, where there are such runs."""
+    at_one_rate = lra_time.claim(time)
+    found = _tuned(at_rates, test_accuracy, "fastmax1")
+    sides, numbers = [], {}
+    for task, (ours, softmax, runs) in found.items():
+        share = lra_clock.share_of_time(runs, pace)
+        if share is None:
+            continue
+        assert ours.gap is not None
+        means = [spread(list(one.values.values()))[0] for one in (ours, softmax)]
+        sides.append(ours.gap.side(error_of_examples(means[1], runs)))
+        a, b = means
+        numbers[a - b] = f"test accuracy on {task} in {share:.2f} of softmax's time: {a:.1f} % against {b:.1f} %"
+    if not sides:
+        return at_one_rate
+    verdict = AGREES if set(sides) == {1} else PARTLY if 1 in sides else DIFFERS if -1 in sides else OPEN
+    seeds = min(len(ours.values) for ours, _, _ in found.values())
+    notes = (f"At tuned rates there are runs on {listed(list(found))}.", *_of_one_rate(at_one_rate))
+    return Claim(*lra_time.CLOCK, verdict, numbers[min(numbers)], notes, f"{lra_clock.NAME}-{next(iter(found))}", seeds)
+
+
+def _of_one_rate(claim: Claim) -> tuple[str, ...]:
+    """Return what the runs with one rate for all and one seed show, if they show anything."""
+    return () if not claim.rests_on else (f"With one rate for all and one seed it {claim.verdict}: {claim.number}.",)
+
+
 def ends(measurements: list[Measurement]) -> Table:
     """Return the training losses at the end, with their standard error over the batches that they are the mean of."""
     rows = []
@@ -176,21 +205,13 @@ def _last(measurement: Measurement) -> float:
     return _end(measurement)[0]
 
 
-def _test(measurement: Measurement) -> float:
-    return float(100 * measurement.values["test"]["accuracy"])
-
-
-def _dev(measurement: Measurement) -> float:
-    return float(100 * measurement.values["dev_accuracy"])
-
-
 def _tuned(
     measurements: list[Measurement], value: Value, attention: str
 ) -> dict[str, tuple[Tuned, Tuned, list[Measurement]]]:
     """Return an attention and softmax by task, each at its best rate by dev accuracy, where both were tuned over seeds."""
     found = {}
     for task, runs in group(measurements, lambda d: str(d.settings["task"])).items():
-        names = tuned(runs, value, _dev, higher=True)
+        names = tuned(runs, value, dev_accuracy, higher=True)
         both = [names[name] for name in (attention, "softmax") if name in names]
         if len(both) == 2 and all(len(one.rates) >= RATES and len(one.values) > 1 for one in both):
             found[task] = both[0], both[1], runs

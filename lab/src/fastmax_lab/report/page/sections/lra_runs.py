@@ -5,7 +5,7 @@ from statistics import mean, stdev
 
 from fastmax_lab.lra.tasks import task as shape
 from fastmax_lab.measurements import Measurement
-from fastmax_lab.report.page.results import group
+from fastmax_lab.report.page.results import group, spread
 
 ENOUGH = 1000
 """Steps below which accuracies are shown but decide nothing."""
@@ -41,6 +41,21 @@ def accuracy(runs: list[Measurement], split: str = "test") -> float:
     """Return the accuracy in per cent, the mean over seeds."""
     found = [d.values["test"]["accuracy"] if split == "test" else d.values["dev_accuracy"] for d in runs]
     return float(mean(100 * share for share in found))
+
+
+def test_accuracy(measurement: Measurement) -> float:
+    return accuracy([measurement])
+
+
+def dev_accuracy(measurement: Measurement) -> float:
+    return accuracy([measurement], "dev")
+
+
+def dev_curve(runs: list[Measurement]) -> tuple[tuple[int, ...], tuple[float, ...], tuple[float | None, ...]]:
+    """Return the steps of the looks at the dev set, and the mean and standard deviation over seeds of their accuracies."""
+    looks = list(zip(*(d.values["curves"]["dev"] for d in runs), strict=False))
+    means, deviations = zip(*(spread([100 * share for _, _, share in at]) for at in looks), strict=True)
+    return tuple(at[0][0] for at in looks), means, deviations
 
 
 def error(runs: list[Measurement]) -> float:

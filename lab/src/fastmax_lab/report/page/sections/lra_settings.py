@@ -3,7 +3,7 @@
 from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import Chart, Finding, PageBlock, Section, Table
 from fastmax_lab.report.page.results import Results, group, spread
-from fastmax_lab.report.page.sections.lra_runs import PAPER, error_of_examples
+from fastmax_lab.report.page.sections.lra_runs import PAPER, dev_accuracy, error_of_examples, test_accuracy
 from fastmax_lab.report.page.tuned import Tuned, compared, dots, edges, tuned
 
 NAME = "lra-settings"
@@ -17,7 +17,7 @@ def section(results: Results) -> Section:
     blocks, said = [], []
     for task, found in group(measurements, lambda d: d.settings["task"]).items():
         s = found[0].settings
-        runs = tuned(found, _test, lambda d: float(100 * d.values["dev_accuracy"]), higher=True)
+        runs = tuned(found, test_accuracy, dev_accuracy, higher=True)
         if not runs:
             continue
         table = accuracies(runs, task)
@@ -39,10 +39,6 @@ def section(results: Results) -> Section:
         "the same seed, or that of an accuracy on the test examples, whichever is larger."
     )
     return Section(NAME, TITLE, intro, tuple(blocks), (), f"settings: {said[0]}" if said else "")
-
-
-def _test(measurement: Measurement) -> float:
-    return float(100 * measurement.values["test"]["accuracy"])
 
 
 def accuracies(runs: dict[str, Tuned], task: str) -> Table:

@@ -3,6 +3,7 @@
 from fastmax_lab.measurements import Measurement
 from fastmax_lab.report.page.parts import Chart, PageBlock, Section, Series, Table
 from fastmax_lab.report.page.results import Results, group, spread
+from fastmax_lab.report.page.sections.lra_runs import dev_curve
 from fastmax_lab.report.page.tuned import gap
 
 NAME = "lra-small"
@@ -55,7 +56,5 @@ def _by_seed(runs: list[Measurement]) -> dict[int, float]:
 def _curves(whole: list[Measurement]) -> Chart:
     series = []
     for name, runs in group(whole, lambda d: str(d.settings["attention"])).items():
-        looks = list(zip(*(d.values["curves"]["dev"] for d in runs), strict=False))
-        y, deviation = zip(*(spread([100 * accuracy for _, _, accuracy in at]) for at in looks), strict=True)
-        series.append(Series(name, tuple(at[0][0] for at in looks), y, deviation))
+        series.append(Series(name, *dev_curve(runs)))
     return Chart("lra-small", "Image at 16 × 16 pixels", "training steps", "dev accuracy, %", tuple(series))
