@@ -119,7 +119,9 @@ def test_what_comes_next_may_depend_on_what_was_found(tmp_path: Path) -> None:
 def test_every_budget_has_items_with_names_of_their_own(budget: str) -> None:
     for name, one in registry.EXPERIMENTS.items():
         items = one.items(budget, [])
-        assert items or (budget == "quick" and name in ("lra-clock", "lra-small")), "tuning alone takes longer than a quick run"
+        assert items or (budget == "quick" and name in ("lra-clock", "lra-small")), (
+            "tuning alone takes longer than a quick run"
+        )
         assert len({i.name for i in items}) == len(items), name
         assert all(i.experiment == name and "seed" in i.settings and i.cost > 0 for i in items)
         assert all(set(i.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-") for i in items), name
