@@ -138,18 +138,29 @@ def test_the_best_rate_on_short_texts_runs_on_long_ones() -> None:
     assert [run.lr for run in softmax] == list(far_grid.RATES)
     values = ({"solved": True, "steps_done": 2000}, {"solved": True, "steps_done": 500}, {"solved": False})
     found = [
-        record(asdict(run), {"accuracy": 0.9, "steps_done": 3000} | value)
+        record(asdict(run), {"accuracy": 0.9, "steps_done": 3000, "length_reached": 512} | value)
         for run, value in zip(softmax, values, strict=True)
     ]
-    assert far_grid.best_rate(found[:2], "softmax") is None
+    assert far_grid.rate_of_long(found[:2], "softmax") is None
     then = [run for run in far_grid.runs("cpu", found) if run not in first]
     assert {(run.recipe, run.lr) for run in then} == {("softmax", far_grid.RATES[1])}
     assert [(run.length, run.pairs, run.distractors, run.seed) for run in then] == [
-        (4096, 16, 0, 0), (4096, 16, 0, 1), (4096, 16, 0, 2), (4096, 4, 0, 0), (4096, 64, 0, 0), (4096, 16, 48, 0),
-        (8192, 16, 0, 0),
+        (4096, 16, 0, 0), (4096, 16, 0, 1), (4096, 16, 0, 2),
+    ]  # fmt: skip
+    found.append(record(asdict(then[0]), {"solved": True}))
+    last = [run for run in far_grid.runs("cpu", found) if run not in first and run not in then]
+    assert [(run.length, run.pairs, run.distractors, run.seed) for run in last] == [
+        (4096, 4, 0, 0), (4096, 64, 0, 0), (4096, 16, 48, 0), (8192, 16, 0, 0),
     ]  # fmt: skip
     names = [one.name for one in far_grid.items("cpu", found)]
     assert len(set(names)) == len(names)
+
+
+def test_what_never_came_to_whole_short_texts_has_no_long_ones() -> None:
+    first = far_grid.runs("cpu", [])
+    values = {"accuracy": 0.1, "solved": False, "steps_done": 3000, "length_reached": 256}
+    found = [record(asdict(run), values) for run in first if run.recipe == "window"]
+    assert far_grid.runs("cpu", found) == first
 
 
 def test_recipes_write_language_at_their_best_rate() -> None:

@@ -33,32 +33,38 @@ def score(measurement: Measurement) -> float:
     return float(2 - values["steps_done"] / steps if values["solved"] else values["accuracy"])
 
 
-def best_rate(found: Sequence[Measurement], recipe: str) -> float | None:
-    """Return the rate with which a recipe did best on short texts; None before all of them were tried."""
+def rate_of_long(found: Sequence[Measurement], recipe: str) -> float | None:
+    """Return the rate with which a recipe did best on short texts.
+
+    None before all rates were tried, and if none of them led to texts of the whole length.
+    """
     expected = asdict(replace(SHORT, recipe=recipe))
-    tried = {}
-    for one in found:
-        if {**one.settings, "lr": SHORT.lr} == expected:
-            tried[one.settings["lr"]] = score(one)
-    return max(RATES, key=tried.__getitem__) if tried.keys() >= set(RATES) else None
+    tried = {one.settings["lr"]: one for one in found if {**one.settings, "lr": SHORT.lr} == expected}
+    if not tried.keys() >= set(RATES) or all(one.values["length_reached"] < SHORT.length for one in tried.values()):
+        return None
+    return max(RATES, key=lambda lr: score(tried[lr]))
 
 
 def runs(budget: str, found: Sequence[Measurement]) -> list[FarRun]:
     """Return every rate on short texts; at the best one all seeds on long texts; then the other tasks.
 
-    The first recipes come first, for they tell whether the task can be learned.
+    Long texts are for recipes that got as far as whole short ones, the other tasks for those that solved long texts. The
+    first recipes come first, for they tell whether the task can be learned.
     """
     if budget == "quick":
         return [replace(QUICK, recipe=name) for name in QUICK_RECIPES]
     names = list(RECIPES)
-    rates = {name: lr for name in names if (lr := best_rate(found, name)) is not None}
+    rates = {name: lr for name in names if (lr := rate_of_long(found, name)) is not None}
+    solved = {one.settings["recipe"] for one in found if one.settings["length"] == LONG.length and one.values["solved"]}
     result: list[FarRun] = []
     for begin, end in pairwise(PARTS):
         part = names[begin:end]
         result += [replace(SHORT, recipe=name, lr=lr) for lr in RATES for name in part]
         result += [replace(LONG, recipe=name, lr=rates[name]) for name in part if name in rates]
     result += [replace(LONG, recipe=name, lr=lr, seed=seed) for seed in SEEDS[1:] for name, lr in rates.items()]
-    return result + [replace(task, recipe=name, lr=lr) for task in OTHERS for name, lr in rates.items()]
+    return result + [
+        replace(task, recipe=name, lr=lr) for task in OTHERS for name, lr in rates.items() if name in solved
+    ]
 
 
 def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
