@@ -2,8 +2,8 @@
 
 python -m tools.find_numbers            # page, line, numbers, and the file and row, or the computation, that has them
 
-A number in prose counts if it has a unit, a spread, or three digits and a decimal point; in the row of a table also if it
-has three digits. A row is found if one row of the tables that the lab makes of its results has all its numbers, rounded as
+A number in prose counts if it has a unit, a spread or two decimals; in the row of a table also if it has one decimal or
+three digits. A row is found if one row of the tables that the lab makes of its results has all its numbers, rounded as
 they are printed. A number in prose is found in a table of its page, or of a page that is linked beside it, or where `PROSE`
 says.
 """
@@ -57,7 +57,7 @@ SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
         "The encoder's layers": ("lra-layers",),
     },
     "docs/performance-data.md": {"": (*BENCH, "computed/bf16")},
-    "docs/performance.md": {"Break-even": ("computed/features by width",), "": BENCH},
+    "docs/performance.md": {"Break-even": ("computed/longest dense",), "": BENCH},
     "docs/reproduction.md": {"The claims": ("report/claims",)},
     "docs/transformers.md": {"": ("bench/generate",)},
 }  # fmt: skip
@@ -86,6 +86,7 @@ PROSE: dict[str, dict[str, str]] = {
     "docs/errata.md": {
         "0.2704": "computed/errata", "73.5 %": "report/dropout-as-released", "76.4 %": "report/dropout-paper-scale",
         "1.316": "report/dropout-as-released", "1.313": "report/dropout-as-released",
+        "1.70": "report/order-one-shakespeare", "0.48": "report/order-one-mnist", "0.24": "report/order-one-mnist",
     },
     "docs/gpu.md": {
         "5 us": "computed/gpu estimates", "80 %": "computed/gpu estimates", "50 %": "computed/gpu estimates",
@@ -99,8 +100,8 @@ PROSE: dict[str, dict[str, str]] = {
         "3 points": "report/lra-gap", "64 GB": "computed/limits", "2.05": "computed/lra jumps", "2.26": "computed/lra jumps",
         "51 %": "lra-layers", "24 %": "lra-layers", "12 %": "lra-layers",
     },
-    "docs/performance.md": {"4.5 MB": "computed/costs"},
-    "docs/transformers.md": dict.fromkeys(("1.05x", "594 MB", "6.3 MB", "0.11 MB"), "bench/generate"),
+    "docs/performance.md": {"4.5 MB": "computed/costs", "0.56": "bench/kernel-16384"},
+    "docs/transformers.md": dict.fromkeys(("1.05x", "594 MB", "6.3 MB"), "bench/generate"),
 }  # fmt: skip
 """The places of numbers in prose that are in no table of a page."""
 KNOWN: dict[str, dict[str, str]] = {
@@ -176,11 +177,11 @@ def numbers(text: str, *, every: bool = False, in_row: bool = False) -> Iterator
         unit, digits = found["unit"] or "", found["digits"].replace(",", "")
         after_spread = found.string[: found.start()].endswith("± ")
         mantissa, _, exponent = digits.partition("e")
-        count = len(mantissa.replace(".", "").strip("0"))
-        has_digits = ("." in digits and count >= 3) or (in_row and ("." in digits or exponent or len(mantissa) >= 3))
+        decimals = len(mantissa.partition(".")[2])
+        has_digits = decimals >= 2 or (in_row and ("." in digits or exponent or len(mantissa) >= 3))
         if not (every or unit or after_spread or has_digits):
             continue
-        last = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+        last = 10.0 ** (int(exponent or 0) - decimals)
         yield Number(found[0].strip(), float(digits) * UNITS[unit], 0.5 * last * UNITS[unit], KIND.get(unit, ""))
 
 

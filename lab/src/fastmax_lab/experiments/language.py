@@ -7,12 +7,11 @@ from fastmax_lab.experiments import texts
 from fastmax_lab.experiments.items import Item
 from fastmax_lab.experiments.language_model import LanguageRun, language
 from fastmax_lab.experiments.training import ATTENTIONS
+from fastmax_lab.experiments.tuning import rates_of
 from fastmax_lab.measurements import Measurement, slug
 
 NAME = "language"
 RATES = (2e-3, 4e-3, 8e-3)
-BEYOND = {RATES[0]: 1e-3, RATES[-1]: 16e-3}
-"""The rate that is tried too where the best is the lowest or the highest."""
 COMPARED = ("softmax", "fastmax2, gated", "softmax, gated")
 """At more than 128 tokens."""
 COMPARED_LONG = ("softmax", "fastmax2, paper's scale", "fastmax2, gated", "softmax, gated")
@@ -56,16 +55,9 @@ def runs(budget: str, found: Sequence[Measurement]) -> list[LanguageRun]:
 
 def tuning(base: LanguageRun, tried: dict[float, float]) -> list[LanguageRun]:
     """Return the runs of one attention, by the losses that are known by rate."""
-    result = [replace(base, lr=lr) for lr in RATES]
-    if not tried.keys() >= set(RATES):
-        return result
-    edge = min(RATES, key=tried.__getitem__)
-    rates = [*RATES, BEYOND[edge]] if edge in BEYOND else [*RATES]
-    result += [replace(base, lr=lr) for lr in rates[len(RATES) :]]
-    if not tried.keys() >= set(rates):
-        return result
-    best = min(rates, key=tried.__getitem__)
-    return result + [replace(base, lr=best, seed=seed) for seed in SEEDS[1:]]
+    rates, best = rates_of({lr: -loss for lr, loss in tried.items()}, RATES)
+    result = [replace(base, lr=lr) for lr in rates]
+    return result if best is None else result + [replace(base, lr=best, seed=seed) for seed in SEEDS[1:]]
 
 
 def items(budget: str, found: Sequence[Measurement]) -> list[Item]:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from fastmax_lab.experiments import lra
 from fastmax_lab.experiments.items import Item
 from fastmax_lab.experiments.lra import TaskBudget
-from fastmax_lab.experiments.lra_settings import best_rates
+from fastmax_lab.experiments.lra_settings import tried_rates
+from fastmax_lab.experiments.tuning import rates_of
 from fastmax_lab.measurements import Measurement
 
 NAME = "lra-clock"
@@ -22,9 +23,12 @@ def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
     """Return every rate with the first seed, then more seeds with each attention's best rate."""
     if budget == "quick":
         return []
-    rates = best_rates(found, TASK)
-    result = [item(name, 0, lr) for name in STEPS for lr in RATES]
-    return result + [item(name, seed, rates[name]) for seed in SEEDS[1:] for name in STEPS if name in rates]
+    tried = tried_rates(found, TASK)
+    rates = {name: rates_of(tried.get(name, {}), RATES) for name in STEPS}
+    result = [item(name, 0, lr) for name, (wanted, _) in rates.items() for lr in wanted]
+    return result + [
+        item(name, seed, best) for seed in SEEDS[1:] for name, (_, best) in rates.items() if best is not None
+    ]
 
 
 def item(name: str, seed: int, lr: float) -> Item:

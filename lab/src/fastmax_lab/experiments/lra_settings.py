@@ -7,6 +7,7 @@ from typing import Any
 from fastmax_lab.experiments import lra
 from fastmax_lab.experiments.items import Item
 from fastmax_lab.experiments.lra import TaskBudget
+from fastmax_lab.experiments.tuning import rates_of
 from fastmax_lab.measurements import Measurement
 
 NAME = "lra-settings"
@@ -35,14 +36,14 @@ CPU = {
 FULL = {"image": TaskBudget(steps=10_000), "listops": TaskBudget(steps=10_000)}
 
 
-def best_rates(found: Sequence[Measurement], task: str) -> dict[str, float]:
-    """Return the learning rate of the highest dev accuracy of seed 0, for each attention that has all of them."""
+def tried_rates(found: Sequence[Measurement], task: str) -> dict[str, dict[float, float]]:
+    """Return the dev accuracy of seed 0 by attention and learning rate."""
     seen: dict[str, dict[float, float]] = {}
     for one in found:
         run = one.settings
         if run["seed"] == 0 and run["task"] == task:
             seen.setdefault(run["attention"], {})[run["lr"]] = one.values["dev_accuracy"]
-    return {name: max(of, key=of.__getitem__) for name, of in seen.items() if set(of) >= set(RATES)}
+    return seen
 
 
 def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
@@ -52,11 +53,12 @@ def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
     tasks = {"cpu": CPU, "full": FULL}[budget]
     result = []
     for task, of in tasks.items():
-        rates = best_rates(found, task)
+        tried = tried_rates(found, task)
         for name in ATTENTIONS:
-            result += [item(task, name, 0, replace(of, lr=lr)) for lr in RATES]
-            if name in rates:
-                result += [item(task, name, seed, replace(of, lr=rates[name])) for seed in SEEDS[1:]]
+            rates, best = rates_of(tried.get(name, {}), RATES)
+            result += [item(task, name, 0, replace(of, lr=lr)) for lr in rates]
+            if best is not None:
+                result += [item(task, name, seed, replace(of, lr=best)) for seed in SEEDS[1:]]
     return result
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from fastmax_lab.experiments import lra
 from fastmax_lab.experiments.items import Item
 from fastmax_lab.experiments.lra import TaskBudget
+from fastmax_lab.experiments.lra_settings import tried_rates
+from fastmax_lab.experiments.tuning import rates_of
 from fastmax_lab.measurements import Measurement
 
 NAME = "lra-small"
@@ -27,29 +29,19 @@ TUNING = replace(WHOLE, steps=_EPOCH // 2, looks=1, evaluated=5000)
 """A twentieth of the whole training for each of three rates."""
 
 
-def best_rates(found: Sequence[Measurement]) -> dict[str, float]:
-    """Return the rate of the highest dev accuracy for each attention whose rates have all been tried."""
-    seen: dict[str, dict[float, float]] = {}
-    for one in found:
-        run = one.settings
-        if run["steps"] == TUNING.steps:
-            seen.setdefault(run["attention"], {})[run["lr"]] = one.values["dev_accuracy"]
-    return {name: max(of, key=of.__getitem__) for name, of in seen.items() if set(of) >= set(RATES)}
-
-
 def items(budget: str, found: Sequence[Measurement]) -> list[Item]:
     """Return the tuning runs and, for tuned attentions, a whole training per seed at the best rate."""
     if budget == "quick":
         return []
-    rates = best_rates(found)
-    result = [item(name, 0, replace(TUNING, lr=lr), "tuning") for name in ATTENTIONS for lr in RATES]
-    result += [
-        item(name, seed, replace(WHOLE, lr=rates[name]), "whole")
+    tried = tried_rates([one for one in found if one.settings["steps"] == TUNING.steps], "image")
+    rates = {name: rates_of(tried.get(name, {}), RATES) for name in ATTENTIONS}
+    result = [item(name, 0, replace(TUNING, lr=lr), "tuning") for name, (wanted, _) in rates.items() for lr in wanted]
+    return result + [
+        item(name, seed, replace(WHOLE, lr=best), "whole")
         for seed in SEEDS
-        for name in ATTENTIONS
-        if name in rates
+        for name, (_, best) in rates.items()
+        if best is not None
     ]
-    return result
 
 
 def item(name: str, seed: int, budget: TaskBudget, kind: str) -> Item:
