@@ -161,7 +161,7 @@ def jumps() -> Iterator[str]:
     """Yield the steps of runs on ListOps before the first hundred with a mean training loss below JUMPED."""
     yield f"below {JUMPED}, from 2.26"
     for run in read(RESULTS / "lra.jsonl"):
-        if run.settings["task"] == "listops" and "-short-" not in run.name:
+        if run.settings["task"] == "listops":
             losses = [loss for _, loss, _ in run.values["curves"]["train"]]
             means = [mean(losses[i : i + 10]) for i in range(0, len(losses), 10)]
             jumped = [100 * i for i, loss in enumerate(means) if loss < JUMPED]

@@ -75,7 +75,7 @@ def items() -> list[Item]:
     )
     found.append(lra_layers.item(LayerCell("listops", 1, 0.0), rounds=1, threads=1))
     found += [lra.item("listops", name, changes, 0, TASK) for name, changes in (*lra.MAIN, ("linear", {}))]
-    found.append(lra.item("listops", "linear", {}, 0, replace(TASK, steps=20), "short"))
+
     found.append(lra.item("listops", "fastmax1", {}, 0, replace(TASK, steps=60), "longer"))
     found.append(lra_pace.item("listops", TASK, rounds=1))
     few = replace(TASK, steps=4)

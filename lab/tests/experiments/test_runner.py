@@ -137,12 +137,6 @@ def test_a_training_looks_at_the_dev_set_as_often_as_was_asked(budget: str) -> N
             assert len({*range(every, of.steps, every), of.steps}) == looks
 
 
-def test_a_short_training_is_not_tested_for_longer_than_it_takes() -> None:
-    short = [i.settings for i in lra.items("cpu", []) if "-short-" in i.name]
-    assert len({(s["task"], s["attention"]) for s in short}) == 4 * 7
-    assert all(s["eval_examples"] <= 5 * s["steps"] for s in short)
-
-
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = {"recall": experiment([Item("recall", "a", {"seed": 0}, lambda _: {"accuracy": 1.0})])}
     monkeypatch.setattr(registry, "EXPERIMENTS", tiny)

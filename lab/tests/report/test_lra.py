@@ -168,12 +168,12 @@ def trained(task: str, attention: str, accuracy: float, steps: int = 1000, kind:
 
 def test_means_are_over_tasks_that_an_attention_has_all_of() -> None:
     runs = [trained("text", "softmax", 0.6), trained("image", "softmax", 0.3), trained("text", "linear", 0.5)]
-    table = lra.accuracies(runs, "a", "")
+    table = lra.accuracies(runs)
     rows = {row[0]: row for row in table.rows}
     at = table.columns.index("mean")
     assert rows["softmax"][at:] == pytest.approx((45.0, (61.95 + 40.57) / 2))
     assert rows["linear"][at] is None
-    assert [row[-1] for row in lra.dev_accuracies(runs, "a", "").rows] == [pytest.approx(45.0), None]
+    assert [row[-1] for row in lra.dev_accuracies(runs).rows] == [pytest.approx(45.0), None]
 
 
 def test_the_small_table_has_the_rate_of_the_best_try_and_a_dash_for_what_is_not_finished() -> None:
@@ -196,7 +196,7 @@ def test_the_small_table_has_the_rate_of_the_best_try_and_a_dash_for_what_is_not
 
 def test_what_has_not_left_chance_level_is_a_dash_and_is_not_drawn() -> None:
     runs = [trained("text", "softmax", 0.6), trained("text", "fastmax1", 0.51), trained("pathfinder", "softmax", 0.5)]
-    table = lra.accuracies(runs, "a", "")
+    table = lra.accuracies(runs)
     cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert cells["softmax"]["text (1,000 steps)"] == 60.0
     assert cells["fastmax1"]["text (1,000 steps)"] is None
@@ -208,28 +208,20 @@ def test_the_best_fastmax_is_chosen_by_dev_accuracy_in_each_task() -> None:
     runs = [trained("text", "fastmax1", 0.6), trained("text", "fastmax2", 0.7), trained("image", "fastmax1", 0.4)]
     runs += [trained("image", "fastmax2", 0.3), trained("text", "softmax", 0.9), trained("image", "softmax", 0.9)]
     runs[0].values["dev_accuracy"] = 0.8
-    table = lra.accuracies(runs, "a", "")
+    table = lra.accuracies(runs)
     row = dict(zip(table.columns, table.rows[-1], strict=True))
     assert row["attention"] == lra.BEST
     assert (row["text (1,000 steps)"], row["text (1,000 steps), paper"]) == (60.0, None)
     assert (row["image (1,000 steps)"], row["mean"], row["mean, paper"]) == (40.0, 50.0, None)
-    assert lra.dev_accuracies(runs, "a", "").rows[-1] == (lra.BEST, 80.0, 40.0, 60.0)
-    assert lra.BEST not in [row[0] for row in lra.accuracies(runs[-3:], "a", "").rows], "there is no choice"
+    assert lra.dev_accuracies(runs).rows[-1] == (lra.BEST, 80.0, 40.0, 60.0)
+    assert lra.BEST not in [row[0] for row in lra.accuracies(runs[-3:]).rows], "there is no choice"
 
 
-def test_runs_of_fewer_steps_stand_in_a_table_of_their_own(sections: list[Section]) -> None:
+def test_runs_of_more_steps_stand_in_a_table_of_their_own(sections: list[Section]) -> None:
     tables = {table.name: table for table in build.tables(sections)}
-    assert [row[0] for row in tables["lra-accuracy-short"].rows] == ["linear"]
     assert [row[:3] for row in tables["lra-accuracy-longer"].rows] == [("listops", "fastmax1", 60)]
     assert tables["lra-accuracy-longer"].rows[0][5] == 40
-    assert [row[2] for row in tables["lra-budget"].rows] == [60, 40, 20]
-
-
-def test_a_folder_without_the_long_run_of_softmax_has_its_main_runs_all_the_same() -> None:
-    runs = [trained("image", "softmax", 0.2, 300, "-short"), trained("image", "fastmax2", 0.3, 1500)]
-    runs += [trained("image", "fastmax1", 0.3, 5500, "-longer")]
-    kinds = {kind: [d.settings["steps"] for d in lra_runs.of_kind(runs, kind)] for kind in ("", "short", "longer")}
-    assert kinds == {"": [1500], "short": [300], "longer": [5500]}
+    assert [row[2] for row in tables["lra-budget"].rows] == [60, 40]
 
 
 @pytest.mark.parametrize(("pairs", "said"), [(147_086, False), (16_328, True)])

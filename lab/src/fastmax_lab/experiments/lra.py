@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastmax_lab.baselines import SEVEN
 from fastmax_lab.experiments.items import Item, Workspace
 from fastmax_lab.lra.config import Intervals
 from fastmax_lab.lra.metrics import read
@@ -39,9 +38,8 @@ class TaskBudget:
     examples: int | None = None
     """Training examples."""
     group_lengths: bool = False
-    short: int | None = None
-    """Steps of a second, shorter run that all seven attentions have: where the attentions of `OTHERS` are too slow for
-    `steps`. None: they have as many as the others, and there is no second run."""
+    others: bool = True
+    """False where the attentions of `OTHERS` are too slow for steps enough to leave chance level."""
     longer: tuple[tuple[str, int], ...] = ()
     """Attentions that are also trained in the time that softmax takes for `steps`, and in how many steps: never more than
     `lra-pace` allows, so that their last look at the dev set is not after softmax's; on Text it allows 1.6 times as many."""
@@ -65,7 +63,7 @@ CPU = {
         batch=16,
         steps=1500,
         lr=2e-3,
-        short=300,
+        others=False,
         longer=(("fastmax1", 5500), ("fastmax2", 2850)),
         cost=0.35,
     ),
@@ -74,7 +72,7 @@ CPU = {
         steps=2500,
         lr=1e-3,
         group_lengths=True,
-        short=50,
+        others=False,
         longer=(("fastmax1", 8600), ("fastmax2", 4650)),
         cost=0.6,
     ),
@@ -84,17 +82,16 @@ CPU = {
         lr=2e-4,
         evaluated=1000,
         looks=2,
-        short=20,
+        others=False,
         longer=(("fastmax1", 9500),),
         cost=0.65,
     ),
-    "pathfinder": TaskBudget(batch=16, steps=1000, lr=1e-3, short=50, main=2, cost=0.35),
+    "pathfinder": TaskBudget(batch=16, steps=1000, lr=1e-3, others=False, main=2, cost=0.35),
 }
 """Without dropout: these trainings end before there is anything to overfit.
 
 ListOps and Retrieval show nothing for a while: order 2 at scale 1 leaves ListOps' most frequent class after 1,100 steps of 32
-examples, order 1 chance on Retrieval after some 20,000 pairs. So the short runs there, of attentions too slow for that, end
-guessing whatever they cost, and are kept cheap."""
+examples, order 1 chance on Retrieval after some 20,000 pairs."""
 FULL = {
     name: TaskBudget(dropout=None, evaluated=None) for name in ("listops", "text", "retrieval", "image", "pathfinder")
 }
@@ -118,14 +115,7 @@ def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG
         for task, of in tasks.items()
         for name, steps in of.longer
     ]
-    for task, of in tasks.items():
-        if of.short is None:
-            result += [item(task, name, {}, 0, of) for name in OTHERS]
-        else:
-            few = min(of.evaluated or 5 * of.short, 5 * of.short)  # else the test takes longer than the training
-            short = replace(of, steps=of.short, short=None, looks=1, evaluated=few)
-            result += [item(task, name, {}, 0, short, "short") for name in SEVEN]
-    return result
+    return result + [item(task, name, {}, 0, of) for task, of in tasks.items() if of.others for name in OTHERS]
 
 
 def item(task: str, label: str, changes: dict[str, Any], seed: int, budget: TaskBudget, kind: str = "") -> Item:

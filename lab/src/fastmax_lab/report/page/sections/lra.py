@@ -28,7 +28,7 @@ from fastmax_lab.report.page.sections.lra_runs import (
     by_attention,
     error,
     learned,
-    of_kind,
+    split,
 )
 from fastmax_lab.report.page.words import listed
 
@@ -51,22 +51,19 @@ def section(results: Results) -> Section:
         return Section(
             NAME, TITLE, claims=(untested(*lra_claims.EQUAL), untested(*lra_claims.STEPS), untested(*lra_time.CLOCK))
         )
-    measurements, short, longer = (of_kind(every, kind) for kind in ("", "short", "longer"))
-    pace, short, curves = results.get("lra-pace", []), learned(short), learned(measurements)
-    drawn = learned([*measurements, *longer])
-    equal_steps, went_on = (of_kind(drawn, kind) for kind in ("", "longer"))
-    time = lra_time.table(equal_steps, went_on, pace)
+    measurements, longer = split(every)
+    pace, curves = results.get("lra-pace", []), learned(measurements)
+    tasks = {d.settings["task"] for d in curves}
+    went_on = [d for d in longer if d.settings["task"] in tasks]
+    time = lra_time.table(curves, went_on, pace)
     rates_tuned = results.get(lra_settings.NAME, [])
     equal, by_steps = lra_claims.equal(measurements, rates_tuned), lra_claims.by_steps(measurements, rates_tuned)
     for_equal_time = results.get(lra_clock.NAME, [])
     by_clock = lra_claims.by_clock(time, for_equal_time, pace)
-    tables = []
-    for runs, name, which in ((measurements, "lra-accuracy", ""), (short, "lra-accuracy-short", ", of short runs")):
-        if runs:
-            tables += [accuracies(runs, name, which), dev_accuracies(runs, f"{name}-dev", which)]
+    tables = [accuracies(curves), dev_accuracies(curves)] if curves else []
     if longer:
         tables.append(longer_runs(longer, measurements))
-    tables += [one for one in (lra_claims.gaps(measurements), chance(every)) if one.rows]
+    tables += [one for one in (lra_claims.gaps(curves), chance(every)) if one.rows]
     against_time = [] if time is None else charts(curves, pace)
     leads = (*_accuracy_lead(measurements), *_time_lead(against_time, time))
     shown = [lead.chart.name for lead in leads]
@@ -82,9 +79,9 @@ def section(results: Results) -> Section:
     blocks += lra_clock.blocks(for_equal_time, pace, by_clock)
     if time is not None:
         found = (*(() if for_equal_time else by_clock.findings), Finding(lra_time.HOW))
-        accuracy_charts = tuple(lra_time.charts(equal_steps, went_on, pace))
+        accuracy_charts = tuple(lra_time.charts(curves, went_on, pace))
         blocks.append(PageBlock("Accuracy against wall clock", accuracy_charts, found, (time,)))
-        reached = lra_time.to_accuracy(equal_steps, went_on, pace)
+        reached = lra_time.to_accuracy(curves, went_on, pace)
         if reached.rows:
             blocks.append(PageBlock("Time to accuracy", lra_time.to_accuracy_chart(reached), (), (reached,)))
         again = Finding("Every step takes the time of its attention.")
@@ -164,7 +161,7 @@ def _intro(measurements: list[Measurement]) -> str:
     return " ".join(said)
 
 
-def accuracies(measurements: list[Measurement], name: str, which: str) -> Table:
+def accuracies(measurements: list[Measurement]) -> Table:
     """Return test accuracies of each attention and, where there is a choice, of the Fastmax that is best by dev accuracy."""
     tasks = _tasks(measurements)
     rows: list[tuple[Any, ...]] = []
@@ -175,13 +172,13 @@ def accuracies(measurements: list[Measurement], name: str, which: str) -> Table:
         rows.append((attention, *both, _mean(ours) if _have_a_mean(found) else None, _mean(theirs)))
     heads = [_head(measurements, task) for task in tasks] + ["mean"]
     columns: tuple[str, ...] = ("attention", *(f"{head}{what}" for head in heads for what in ("", ", paper")))
-    title = f"Test accuracy in per cent, and the paper's{which}"
     if len(tasks) == 1 or all(row[-2] is None for row in rows):
         columns, rows = columns[:-2], [row[:-2] for row in rows]
-    return Table(name, title, columns, tuple(rows), ("", *(".2f",) * 2 * len(heads)))
+    title = "Test accuracy in per cent, and the paper's"
+    return Table("lra-accuracy", title, columns, tuple(rows), ("", *(".2f",) * 2 * len(heads)))
 
 
-def dev_accuracies(measurements: list[Measurement], name: str, which: str) -> Table:
+def dev_accuracies(measurements: list[Measurement]) -> Table:
     """Return the dev accuracies, which choose the checkpoints and the best Fastmax."""
     tasks = _tasks(measurements)
     rows: list[tuple[Any, ...]] = []
@@ -191,9 +188,8 @@ def dev_accuracies(measurements: list[Measurement], name: str, which: str) -> Ta
     columns: tuple[str, ...] = ("attention", *(_head(measurements, task) for task in tasks), "mean")
     if len(tasks) == 1 or all(row[-1] is None for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
-    return Table(
-        name, f"Best dev accuracy in per cent{which}", columns, tuple(rows), ("", *(".2f",) * (len(tasks) + 1))
-    )
+    formats = ("", *(".2f",) * (len(tasks) + 1))
+    return Table("lra-accuracy-dev", "Best dev accuracy in per cent", columns, tuple(rows), formats)
 
 
 def _tasks(measurements: list[Measurement]) -> list[str]:

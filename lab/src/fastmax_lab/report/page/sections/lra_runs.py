@@ -15,12 +15,13 @@ SEED_SPREAD = 1.1
 1.1 on Image and 0.6 on ListOps, of three seeds each."""
 
 
-def of_kind(measurements: Iterable[Measurement], kind: str) -> list[Measurement]:
-    """Return the runs of equal steps (""), the "short" ones that all attentions have, or the "longer" ones.
+def split(measurements: Iterable[Measurement]) -> tuple[list[Measurement], list[Measurement]]:
+    """Return the runs of equal steps, and the longer ones in equal time.
 
     Names decide, because in a folder that is not finished steps are ambiguous.
     """
-    return [d for d in measurements if kind == next((k for k in ("short", "longer") if f"-{k}-" in d.name), "")]
+    found = list(measurements)
+    return [d for d in found if "-longer-" not in d.name], [d for d in found if "-longer-" in d.name]
 
 
 def at_chance(measurement: Measurement) -> bool:
