@@ -11,6 +11,7 @@ INK, GRID = "#1b1f24", "#d5d9de"
 """Colours that the page replaces by those of the reader's theme."""
 STYLES = {
     "vanilla": ("#8a8f98", "v"),
+    "softmax, plain formula": ("#8a8f98", "v"),
     "softmax": ("#1f78c8", "s"),
     "softmax, gated": ("#56a5e0", "P"),
     "softmax, standardized": ("#6f8fd8", "X"),
@@ -32,7 +33,7 @@ STYLES = {
     "quadratic": ("#d9480f", "o"),
 }
 """The colour and the marker of a contestant, the same in every figure."""
-_MORE = (("#0b9b6d", "*"), ("#d9480f", "o"), ("#1f78c8", "s"), ("#a33ea1", ">"), ("#d99a00", "^"), ("#8a8f98", "v"))
+_MORE = (("#475569", "o"), ("#b45309", "s"), ("#0f766e", "D"), ("#7c3aed", "^"), ("#9f1239", "v"), ("#4d7c0f", "P"))
 SIZE, SMALL = (4.3, 3.1), (3.3, 2.75)
 CIRCLE = 900
 """The area of the largest circle, in square points."""
@@ -81,7 +82,7 @@ def draw(chart: Chart) -> tuple[bytes, bytes]:
         for number, series in enumerate(chart.series):
             _series(axes, chart, series, number)
         _axes(axes, chart)
-        if sum(not one.guide for one in chart.series) > 1 and not _circles(chart):
+        if sum(not one.guide for one in chart.series) > 1 and not _has_names(chart):
             handles, labels = axes.get_legend_handles_labels()
             if any(one.missing for one in chart.series):
                 handles.append(Line2D([], [], color=INK, linestyle="none", marker="x", **CROSS))
@@ -102,6 +103,11 @@ def look(label: str, number: int) -> tuple[str, str]:
     """Return colour and marker of a label. A variant such as `softmax, plain formula` has those of softmax."""
     own = STYLES.get(label, STYLES.get(label.rsplit(", ", 1)[0]))
     return _MORE[number % len(_MORE)] if own is None else own
+
+
+def _has_names(chart: Chart) -> bool:
+    """Return True for a chart that needs no legend: every series is a row of dots or a circle with its name beside it."""
+    return _circles(chart) or chart.categories == tuple(one.label for one in chart.series)
 
 
 def _circles(chart: Chart) -> bool:

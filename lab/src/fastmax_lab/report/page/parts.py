@@ -76,7 +76,7 @@ class Chart:
                 continue
             for i, (x, y) in enumerate(zip(one.x, one.y, strict=True)):
                 deviation = one.deviation[i] if one.deviation else None
-                named = (self.categories[int(y)],) if self.categories else ()
+                named = (self.categories[round(y)],) if self.categories else ()
                 rows.append((one.label, *named, x, y, deviation, one.area[i] if one.area else None))
             rows += [(f"{one.label}, unsmoothed", x, y, None, None) for x, y in one.raw]
             rows += [(one.label, *([None] if self.categories else []), x, None, None, None) for x in one.missing]

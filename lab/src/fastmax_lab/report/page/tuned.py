@@ -28,6 +28,10 @@ class Gap:
             return 0
         return 1 if self.mean > 0 else -1
 
+    def noise(self, decimals: int, unit: float = 1.0) -> str:
+        """Return words on the standard error of the difference, to follow a number; "" if there is none."""
+        return "" if self.error is None else f", standard error {unit * self.error:.{decimals}f}"
+
 
 def gap(ours: dict[int, float], theirs: dict[int, float]) -> Gap | None:
     """Return the gap over the seeds that both have, or None if there are none."""
@@ -95,10 +99,9 @@ def compared(
     return Table(name, title, (*columns, *more), tuple(rows), formats)
 
 
-def dots(table: Table) -> Series:
-    """Draw the rows of `compared`, from the first on, with their spread."""
-    places = tuple(range(len(table.rows)))
-    return Series("best learning rate", tuple(r[2] for r in table.rows), places, tuple(r[3] for r in table.rows))
+def dots(table: Table) -> tuple[Series, ...]:
+    """Draw the rows of `compared`, each attention in its style, with the spread."""
+    return tuple(Series(row[0], (row[2],), (place,), (row[3],)) for place, row in enumerate(table.rows))
 
 
 def edges(runs: dict[str, Tuned]) -> str:

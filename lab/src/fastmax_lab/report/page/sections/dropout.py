@@ -1,7 +1,6 @@
 """Dropout: the ways of dropping factorized terms compared (Figure 2)."""
 
 from collections.abc import Hashable
-from statistics import mean
 
 from fastmax_lab.measurements import Measurement, slug
 from fastmax_lab.report.page.parts import (
@@ -152,9 +151,9 @@ def _best(losses: Losses, rise: Gap, accuracies: str, table: str) -> Claim:
         others = [way for way in WAYS if way != "quadratic" and (way, rate) in losses]
         gaps = [gap(losses["quadratic", rate], losses[way, rate]) for way in others]
         sides.append(max(0 if one is None else one.side() for one in gaps))  # 1: another way is clearly better
-        ours = mean(losses["quadratic", rate].values())
-        best, way = min((mean(losses[way, rate].values()), way) for way in others)
-        behind.append((ours - best, f"test loss at rate {rate:g}: quadratic {ours:.3f}, {way} {best:.3f}"))
+        far, way = max(((one.mean, way) for one, way in zip(gaps, others, strict=True) if one), default=(0.0, ""))
+        error = next((one.noise(3) for one, other in zip(gaps, others, strict=True) if one and other == way), "")
+        behind.append((far, f"test loss at rate {rate:g}: quadratic {far:+.3f} from {way}{error}"))
     number = max(behind, key=lambda one: abs(one[0]))[1]
     verdict, notes = OPEN, [accuracies]
     if rise.side() <= 0:
@@ -177,8 +176,7 @@ def _helps(losses: Losses, rise: Gap, table: str) -> Claim:
     found = None if rate is None else gap(losses["quadratic", rate], losses["none", 0.0])
     if found is None:
         return untested(*HELPS, UNFINISHED)
-    noise = "" if found.error is None else f", standard error {found.error:.3f}"
-    number = f"test loss at rate {rate:g} changes by {found.mean:+.3f}{noise}"
+    number = f"test loss at rate {rate:g} changes by {found.mean:+.3f}{found.noise(3)}"
     verdict = OPEN if rise.side() <= 0 or found.side() == 0 else AGREES if found.side() < 0 else DIFFERS
     notes = (_calm(rise),) if rise.side() <= 0 else ()
     return Claim(*HELPS, verdict, number, notes, table, found.seeds)

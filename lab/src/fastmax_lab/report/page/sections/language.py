@@ -51,14 +51,14 @@ def section(results: Results) -> Section:
         table = compared(runs, name, f"Validation loss, {where}", "nats per character", decimals=3)
         rows = {row[0]: row for row in table.rows}
         chart = Chart(
-            name, where, "validation loss, nats per character", "", (dots(table),),
+            name, where, "validation loss, nats per character", "", dots(table),
             categories=tuple(rows), reference=rows["softmax"][2] if "softmax" in rows else None,
         )  # fmt: skip
         words = found_in(runs, where)
         own = judge(runs, f"{text}, {steps:,} steps" if many else where, name) if text in REAL else None
         judged += [] if own is None else [own]
         said += [words] if words else []
-        findings = (*(() if own is None else own.findings), Finding(edges(runs)))
+        findings = (*(() if own is None else own.findings), Finding(edges(runs)), Finding(gradients(found, runs)))
         title = f"{text}, {tokens} tokens, {steps:,} steps"
         blocks.append(PageBlock(title, (chart, *curves(found, runs, name, where)), findings, (table,)))
     headline = f"language: {said[0]}" if said else ""
@@ -80,6 +80,24 @@ def curves(found: list[Measurement], runs: dict[str, Tuned], name: str, where: s
         Chart(f"{name}-{ending}", title, "training steps", label, series, x_log=True, y_log=key == "gradient_norms")
         for key, ending, title, label in kinds
         if (series := _over_training(found, runs, key))
+    )
+
+
+def gradients(found: list[Measurement], runs: dict[str, Tuned]) -> str:
+    """Return the largest norms of the gradient after the first tenth of the trainings of softmax and the paper's Fastmax2."""
+    largest = {}
+    for attention in ("softmax", PAPER):
+        rate = runs[attention].rate if attention in runs else None
+        own = [d for d in found if (d.settings["attention"], d.settings["lr"]) == (attention, rate)]
+        curves = [curve for d in own if (curve := d.values.get("gradient_norms"))]
+        if curves:
+            largest[attention] = max(norm for curve in curves for _, norm in curve[len(curve) // 10 :])
+    if len(largest) < 2:
+        return ""
+    softmax, ours = largest.values()
+    return (
+        "After the first tenth of the steps the largest norm of a gradient, at the best rate of each, is "
+        f"{softmax:.2f} with softmax and {ours:.2f} with Fastmax2 at the paper's scale."
     )
 
 
@@ -135,8 +153,7 @@ def judge(runs: dict[str, Tuned], where: str, table: str) -> Claim | None:
         return None
     ours, softmax = runs[PAPER], runs["softmax"]
     assert ours.gap is not None
-    error = "" if ours.gap.error is None else f", standard error {ours.gap.error:.3f}"
-    number = f"{where}: {ours.gap.mean:+.3f} nats{error}"
+    number = f"{where}: {ours.gap.mean:+.3f} nats{ours.gap.noise(3)}"
     verdict, notes = OPEN, ("Lower is better; a negative gap is ahead of softmax.",)
     if ours.gap.error is None:
         notes = ("One seed decides nothing.",)

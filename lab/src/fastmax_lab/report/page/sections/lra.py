@@ -36,11 +36,11 @@ NAME = "lra"
 TITLE = "Long Range Arena: accuracy and loss curves (Table 1, Figure 6)"
 BEST = "Fastmax, best by dev"
 SMOOTHED = (
-    "Lines are means of ten points, each of a single batch; the points themselves are faint. Tasks on which nothing has left "
-    "chance level are not drawn."
+    "Lines are means of the last thirty points, each of a single batch; the points themselves are faint. Tasks on which "
+    "nothing has left chance level are not drawn."
 )
-WINDOW = 10
-"""Points of the training loss, each of a single batch, that are averaged to one of the curve."""
+WINDOW, STRIDE = 30, 5
+"""Points of the training loss, each of a single batch, that are averaged to one of the curve, and that are between two."""
 OFFICIAL_RETRIEVAL = 147_086
 """Training pairs of the benchmark's own release."""
 
@@ -66,7 +66,6 @@ def section(results: Results) -> Section:
     tables += [one for one in (lra_claims.gaps(curves), chance(every)) if one.rows]
     against_time = [] if time is None else charts(curves, pace)
     leads = (*_accuracy_lead(measurements), *_time_lead(against_time, time))
-    shown = [lead.chart.name for lead in leads]
     blocks = [
         PageBlock("Test accuracy", (), (*equal.findings, Finding(paper.WARNING)), (*tables, budgets(every))),
         PageBlock(
@@ -85,11 +84,7 @@ def section(results: Results) -> Section:
         if reached.rows:
             blocks.append(PageBlock("Time to accuracy", lra_time.to_accuracy_chart(reached), (), (reached,)))
         again = Finding("Every step takes the time of its attention.")
-        blocks.append(
-            PageBlock(
-                "Training loss against wall clock", tuple(c for c in against_time if c.name not in shown), (again,)
-            )
-        )
+        blocks.append(PageBlock("Training loss against wall clock", tuple(against_time), (again,)))
     claims, headline = (equal, by_steps, by_clock), f"accuracy: {equal.number}"
     return Section(NAME, TITLE, _intro(every), tuple(blocks), claims, headline, leads)
 
@@ -103,8 +98,8 @@ def _accuracy_lead(measurements: list[Measurement]) -> tuple[LeadFigure, ...]:
         return ()
     series = []
     for number, name in enumerate(shown):
-        runs = {task: by_attention(found[task])[name] for task in tasks if name in by_attention(found[task])}
-        places = tuple(tasks.index(task) + 0.15 * number for task in runs)
+        runs = {task: of for task in tasks if not all(map(at_chance, of := by_attention(found[task]).get(name, [])))}
+        places = tuple(tasks.index(task) + 0.15 * (number - (len(shown) - 1) / 2) for task in runs)
         if runs:
             x = tuple(accuracy(of) for of in runs.values())
             series.append(Series(name, x, places, tuple(error(of) for of in runs.values())))
@@ -125,7 +120,7 @@ def _time_lead(drawn: list[Chart], time: Table | None) -> tuple[LeadFigure, ...]
         if chart is not None and {(task, "softmax"), (task, "fastmax1")} <= prices.keys():
             share = prices[task, "fastmax1"] / prices[task, "softmax"]
             said = f"A training step of Fastmax1 takes {share:.2f} of the time of one with PyTorch's softmax kernel"
-            return (LeadFigure(replace(chart, title=f"Training loss on {task}"), said),)
+            return (LeadFigure(replace(chart, name=f"{chart.name}-lead", title=f"Training loss on {task}"), said),)
     return ()
 
 
@@ -301,7 +296,7 @@ def budgets(measurements: list[Measurement]) -> Table:
 
 def _smooth(measurement: Measurement) -> list[tuple[float, float]]:
     points = measurement.values["curves"]["train"]
-    parts = [points[i : i + WINDOW] for i in range(0, len(points) - WINDOW + 1, WINDOW)] or [points]
+    parts = [points[max(0, end - WINDOW) : end] for end in range(STRIDE, len(points) + 1, STRIDE)] or [points]
     return [(part[-1][0], mean(p[1] for p in part)) for part in parts if part]
 
 

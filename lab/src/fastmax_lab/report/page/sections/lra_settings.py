@@ -23,7 +23,7 @@ def section(results: Results) -> Section:
         table = accuracies(runs, task)
         rows = {row[0]: row for row in table.rows}
         chart = Chart(
-            f"lra-settings-{task}", f"{task}, {s['length']} tokens", "test accuracy, %", "", (dots(table),),
+            f"lra-settings-{task}", f"{task}, {s['length']} tokens", "test accuracy, %", "", dots(table),
             categories=tuple(r[0] for r in table.rows), reference=rows["softmax"][2] if "softmax" in rows else None,
         )  # fmt: skip
         words = found_in(runs, task, found)

@@ -119,7 +119,9 @@ def charts(equal: list[Measurement], longer: list[Measurement], pace: list[Measu
                 x, y = zip(*((step * of_step[kernel] / 60, 100 * seen) for step, _, seen in points), strict=True)
                 series.append(Series(label, x, y, dashed=label != name))
         if series:
-            found.append(Chart(f"lra-accuracy-{task}-clock", task, MINUTES, "dev accuracy, %", tuple(series)))
+            found.append(
+                Chart(f"lra-accuracy-{task}-clock", task, MINUTES, "dev accuracy, %", tuple(series), x_log=True)
+            )
     return found
 
 
@@ -157,7 +159,7 @@ def to_accuracy_chart(table: Table) -> tuple[Chart, ...]:
     series = []
     for number, name in enumerate(names):
         own = [row for row in table.rows if row[2] == name]
-        places = tuple(tasks.index(row[0]) + 0.12 * number for row in own)
+        places = tuple(tasks.index(row[0]) + 0.12 * (number - (len(names) - 1) / 2) for row in own)
         series.append(Series(name, tuple(row[4] for row in own), places))
     return (
         (

@@ -1,6 +1,7 @@
 """Attention maps: how local the attention of trained models is, and the explorer (Figure 4)."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -65,10 +66,9 @@ def section(results: Results) -> Section:
     local, learns = local_claim(measurements), learns_claim(measurements)
     drawn = panels(measurements)
     leads = _leads(measurements, drawn)
-    rest = tuple(panel for panel in drawn if panel.name not in [lead.chart.name for lead in leads])
     tables = (learned(measurements), losses(measurements), heads(measurements), models(measurements))
     blocks = (
-        PageBlock("Softmax beside Fastmax2", rest, (Finding(CHOSEN),), columns=2),
+        PageBlock("Softmax beside Fastmax2", drawn, (Finding(CHOSEN),), columns=2),
         PageBlock("Locality of every head", charts, (*local.findings, *learns.findings), tables),
     )
     headline = f"maps: {local.number}"
@@ -87,7 +87,8 @@ def _leads(measurements: list[Measurement], drawn: tuple[Panel, ...]) -> tuple[L
     wider = "more" if ours > softmax else "fewer"
     return (
         LeadFigure(
-            panel, f"The weights of Fastmax2 spread over {wider} keys than those of softmax, mean over all heads"
+            replace(panel, name=f"{panel.name}-lead"),
+            f"The weights of Fastmax2 spread over {wider} keys than those of softmax, mean over all heads",
         ),
     )
 
@@ -214,7 +215,10 @@ def local_claim(measurements: list[Measurement]) -> Claim:
         return untested(*LOCAL)
     judged = {data: pair for data, pair in pairs.items() if data in REAL}
     most = max((judged or pairs).values(), key=lambda pair: abs(pair.gap.mean))
-    number = f"a row spreads over {100 * most.ours:.0f} % of the keys against {100 * most.softmax:.0f} % on {most.data}"
+    spreads = (
+        f"a row spreads over {100 * most.ours:.0f} % of the keys against {100 * most.softmax:.0f} % on {most.data}"
+    )
+    number = spreads + most.gap.noise(1, unit=100)
     notes = [SCALES] + [
         f"On {data} the difference is {'of one seed' if pair.gap.error is None else 'within the noise'}."
         for data, pair in judged.items()
@@ -234,7 +238,7 @@ def learns_claim(measurements: list[Measurement]) -> Claim:
         return untested(*LEARNS)
     judged = {data: pair for data, pair in pairs.items() if data in REAL and pair.gap.error is not None}
     most = max((judged or pairs).values(), key=lambda pair: pair.gap.mean)
-    number = f"training loss on {most.data}: {most.ours:.3f} against {most.softmax:.3f}"
+    number = f"training loss on {most.data}: {most.ours:.3f} against {most.softmax:.3f}{most.gap.noise(3)}"
     converged = [pair.gap.side() <= 0 for pair in judged.values()]
     verdict = AGREES if all(converged) else PARTLY if any(converged) else DIFFERS
     notes = (RULE, *_missing(judged))

@@ -81,7 +81,7 @@ def _block(task: tuple[int, int, int], runs: dict[str, list[Measurement]]) -> Pa
     for label, own in runs.items():
         kinds.setdefault(label.partition(",")[0], []).append(own)
     charts = (
-        Chart(f"{name}-accuracy", title, "accuracy, %", "", (_dots(ordered),), categories=tuple(ordered)),
+        Chart(f"{name}-accuracy", title, "accuracy, %", "", _dots(ordered), categories=tuple(ordered)),
         Chart(
             f"{name}-distance",
             f"{title}, by distance",
@@ -108,10 +108,9 @@ def _mean(runs: list[Measurement]) -> float:
     return spread([_accuracy(d) for d in runs])[0]
 
 
-def _dots(runs: dict[str, list[Measurement]]) -> Series:
-    points = [spread([_accuracy(d) for d in own]) for own in runs.values()]
-    places = tuple(range(len(points)))
-    return Series("best rate", tuple(y for y, _ in points), places, tuple(deviation for _, deviation in points))
+def _dots(runs: dict[str, list[Measurement]]) -> tuple[Series, ...]:
+    points = {name: spread([_accuracy(d) for d in own]) for name, own in runs.items()}
+    return tuple(Series(name, (y,), (at,), (off,)) for at, (name, (y, off)) in enumerate(points.items()))
 
 
 def _by_distance(label: str, runs: list[Measurement]) -> Series:

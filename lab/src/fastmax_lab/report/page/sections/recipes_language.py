@@ -29,7 +29,7 @@ def section(results: Results) -> Section:
         table = compared(runs, name, f"Validation loss, {where}", "nats per character", decimals=3)
         rows = {row[0]: row for row in table.rows}
         chart = Chart(
-            name, where, "validation loss, nats per character", "", (dots(table),),
+            name, where, "validation loss, nats per character", "", dots(table),
             categories=tuple(rows), reference=rows["softmax"][2] if "softmax" in rows else None,
         )  # fmt: skip
         blocks.append(PageBlock(where, (chart,), (Finding(edges(runs)),), (table,)))

@@ -65,9 +65,7 @@ def section(results: Results) -> Section:
         f"N × N matrices of the plain formula exceed {s['limit'] / 2**30:g} GiB. Dotted lines grow as N and as N²."
     )
     leads, across = _leads(measurements), len(measurements)
-    shown = [lead.chart.name for lead in leads]
     forward, both = ([chart(d, c, kind) for c in (False, True) for d in measurements] for kind in (FORWARD, BOTH))
-    both = [one for one in both if one.name not in shown]
     blocks = (
         PageBlock(
             "Forward", tuple(forward), (*linear.findings, channels_finding(measurements)), (slopes,), columns=across
@@ -103,7 +101,11 @@ def _leads(measurements: list[Measurement]) -> tuple[LeadFigure, ...]:
     seconds = cells[-1]["seconds"]
     ratio = times(seconds["softmax"]["best"] / seconds["fastmax2"]["best"])
     said = f"With gradients, PyTorch's softmax kernel takes {ratio} the time of Fastmax2 at N = {cells[-1]['tokens']:,}"
-    return (LeadFigure(replace(chart(nearest, True, BOTH), small=False), said),)
+    return (LeadFigure(_lead(chart(nearest, True, BOTH)), said),)
+
+
+def _lead(drawn: Chart) -> Chart:
+    return replace(drawn, name=f"{drawn.name}-lead", small=False)
 
 
 def chart(measurement: Measurement, is_causal: bool, kind: str) -> Chart:
