@@ -26,11 +26,11 @@ STYLES = {
     "linear": ("#c86aa8", "d"),
     "performer": ("#35a7c2", "H"),
     "reformer": ("#9b7b3a", "8"),
-    "informer": ("#7d7d7d", "X"),
-    "none": ("#8a8f98", "v"),
-    "standard": ("#1f78c8", "s"),
-    "1d": ("#d99a00", "^"),
-    "quadratic": ("#d9480f", "o"),
+    "informer": ("#d16d6d", "X"),
+    "none": ("#52606d", "v"),
+    "standard": ("#0f766e", "D"),
+    "1d": ("#b45309", "s"),
+    "quadratic": ("#7c3aed", "^"),
 }
 """The colour and the marker of a contestant, the same in every figure."""
 _MORE = (("#475569", "o"), ("#b45309", "s"), ("#0f766e", "D"), ("#7c3aed", "^"), ("#9f1239", "v"), ("#4d7c0f", "P"))
