@@ -35,7 +35,7 @@ than for Fastmax: there it is more of them, and they stand for all batches of th
 
 
 def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG001  (one signature for all experiments)
-    return [item(task, of, rounds=2 if budget == "quick" else 5) for task, of in TASKS[budget].items()]
+    return [item(task, of, rounds=2 if budget == "quick" else 3) for task, of in TASKS[budget].items()]
 
 
 def item(task: str, budget: TaskBudget, *, rounds: int) -> Item:

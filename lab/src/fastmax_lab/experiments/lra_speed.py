@@ -17,7 +17,7 @@ QUICK = ("vanilla", "softmax", "fastmax1", "fastmax2")
 def items(budget: str, found: Sequence[Measurement]) -> list[Item]:  # noqa: ARG001
     if budget == "quick":
         return [item(LayerCell("text", 1, 0.1), QUICK, rounds=2, cost=25.0)]
-    return [item(cell, ("vanilla", *SEVEN), rounds=5, cost=150.0) for cell in bench.cells(quick=False)]
+    return [item(cell, ("vanilla", *SEVEN), rounds=3, cost=150.0) for cell in bench.cells(quick=False)]
 
 
 def item(cell: LayerCell, attentions: tuple[str, ...], *, rounds: int, cost: float) -> Item:

@@ -51,6 +51,7 @@ def break_even_table(measurements: list[Measurement], kind: str) -> Table:
         ("D", "mask", *(f"{ours} against {theirs}" for ours, theirs in pairs)),
         tuple(rows),
         ("", "", *(",.0f" for _ in pairs)),
+        folded=True,
     )
 
 
