@@ -157,6 +157,16 @@ def limits() -> Iterator[str]:
         yield f"a message takes {1e6 * machine.latency:g} us: {machine.name}"
 
 
+def audio() -> Iterator[str]:
+    """Yield the accuracy of each run on spoken digits, the median seconds of a step, and the minutes of all steps by it."""
+    for run in read(RESULTS / "audio.jsonl"):
+        step, share = run.values["seconds_of_a_step"], run.values["accuracy"]
+        minutes, error = run.settings["steps"] * step / 60, (share * (1 - share) / run.values["tested"]) ** 0.5
+        name = {"gated": "fastmax2, gated", "softmax": "softmax, PyTorch's kernel"}
+        label = name.get(run.settings["attention"], run.settings["attention"])
+        yield f"| {label} | {run.settings['rate']} | {100 * share} % | {step} | {minutes} | ± {100 * error} points"
+
+
 def jumps() -> Iterator[str]:
     """Yield the steps of runs on ListOps before the first hundred with a mean training loss below JUMPED."""
     yield f"below {JUMPED}, from 2.26"
@@ -200,6 +210,7 @@ def tables() -> dict[str, str]:
         ("bf16 emulated", bf16_emulated),
         ("costs", costs),
         ("limits", limits),
+        ("audio", audio),
         ("lra jumps", jumps),
         ("lra leads", leads),
     )

@@ -37,7 +37,7 @@ SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/design.md": {"": ("computed/longest dense",)},
     "docs/distributed.md": {"": ("bench/distributed",)},
     "docs/errata.md": {"": ("computed/errata",)},
-    "docs/examples.md": {"Spoken digits": ("audio",)},
+    "docs/examples.md": {"Spoken digits": ("computed/audio",)},
     "docs/gpu.md": {
         "GPUs": ("computed/gpu estimates",), "How fast could it be": ("computed/gpu roofline",),
         "Precision": ("computed/gpu errors, triton",), "What the compiler says": ("computed/gpu kernels",),
