@@ -185,6 +185,16 @@ def jumps() -> Iterator[str]:
             yield f"| {of} | {found[0]} to {found[0] + 100} steps, of {run.settings['steps']} |"
 
 
+def paces() -> Iterator[str]:
+    """Yield a step's time over softmax's in the trainings, and its speed over softmax's at full length, by medians."""
+    for name, is_time in (("lra-pace", True), ("lra-speed", False)):
+        for run in read(RESULTS / f"{name}.jsonl"):
+            took = {attention: t["median"] for attention, t in run.values["seconds"].items()}
+            for attention in ("fastmax1", "fastmax2"):
+                share = took[attention] / took["softmax"]
+                yield f"{name} {run.name}, {attention}: {share if is_time else 1 / share} times"
+
+
 def leads() -> Iterator[str]:
     """Yield the points of test accuracy by which Fastmax1 leads softmax in equal time, with their standard error."""
     runs = {run.name: run for run in read(RESULTS / "lra.jsonl")}
@@ -213,6 +223,7 @@ def tables() -> dict[str, str]:
         ("audio", audio),
         ("lra jumps", jumps),
         ("lra leads", leads),
+        ("lra paces", paces),
     )
     return {name: "\n".join(lines()) for name, lines in found}
 

@@ -29,7 +29,7 @@ def paragraphs(sections: list[Section]) -> list[str]:
     return found + [text.text for one in sections for block in one.blocks for text in block.findings if text.text]
 
 
-def test_four_figures_come_first_and_not_again(stored: list[Section]) -> None:
+def test_four_figures_come_first_under_names_of_their_own(stored: list[Section]) -> None:
     leads = [lead.chart.name for one in stored for lead in one.leads]
     assert len(leads) == 4
     names = Counter(chart.name for chart in build.charts(stored))
@@ -47,6 +47,14 @@ def test_no_sentence_is_printed_twice(stored: list[Section]) -> None:
         sentences = Counter(sentence for text in paragraphs([one]) for sentence in SENTENCE.split(text))
         twice = [sentence for sentence, count in sentences.items() if count > 1 and NUMBER.search(sentence)]
         assert not [sentence for sentence in twice if not sentence.startswith("faster than")], one.name
+
+
+@pytest.mark.parametrize("experiment", ["lra-speed", "lra-pace"])
+def test_the_rounds_of_a_timing_agree(experiment: str) -> None:
+    """Else the machine was not quiet, and the median says little."""
+    for one in load(ROOT / "lab" / "results")[experiment]:
+        for attention, took in one.values["seconds"].items():
+            assert attention == "data" or took["median"] <= 1.25 * took["best"], (one.name, attention)
 
 
 def test_every_claim_links_to_its_numbers(stored: list[Section]) -> None:

@@ -15,7 +15,7 @@ TASK = "image"
 RATES = (1e-3, 2e-3, 4e-3)
 SEEDS = (0, 1, 2)
 STEPS = {"softmax": 1200, "fastmax1": 5000}
-"""`lra-pace` times a step of softmax, by PyTorch's kernel, at 4.2 of Fastmax1 on Image: Fastmax1 ends a little earlier."""
+"""`lra-pace` times a step of softmax, by PyTorch's kernel, at 4.1 of Fastmax1: both end after about the same time."""
 BUDGET = TaskBudget(batch=16, looks=5, cost=0.35)
 
 

@@ -115,7 +115,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class LeadFigure:
-    """A figure for the head of the page, with one sentence. No block has it again."""
+    """A figure for the head of the page, with one sentence. The chart has a name of its own; its panel has it, too."""
 
     chart: Chart
     sentence: str

@@ -62,7 +62,7 @@ def section(results: Results) -> Section:
     by_clock = lra_claims.by_clock(time, for_equal_time, pace)
     tables = [accuracies(curves), dev_accuracies(curves)] if curves else []
     if longer:
-        tables.append(longer_runs(longer, measurements))
+        tables.append(longer_runs(longer, measurements, pace))
     tables += [one for one in (lra_claims.gaps(curves), chance(every)) if one.rows]
     against_time = [] if time is None else charts(curves, pace)
     leads = (*_accuracy_lead(measurements), *_time_lead(against_time, time))
@@ -224,7 +224,7 @@ def _mean(cells: list[float | None]) -> float | None:
     return None if None in cells else mean(cell for cell in cells if cell is not None)
 
 
-def longer_runs(longer: list[Measurement], equal: list[Measurement]) -> Table:
+def longer_runs(longer: list[Measurement], equal: list[Measurement], pace: list[Measurement]) -> Table:
     rows = []
     for d in longer:
         s, r = d.settings, d.values
@@ -233,7 +233,11 @@ def longer_runs(longer: list[Measurement], equal: list[Measurement]) -> Table:
         if softmax and not all(map(at_chance, softmax)):
             theirs = (theirs[0], accuracy(softmax), accuracy(softmax, "dev"))
         own = (s["steps"], 100 * r["test"]["accuracy"], 100 * r["dev_accuracy"])
-        rows.append((s["task"], s["attention"], *own, *theirs))
+        of_step = lra_time.seconds(d, pace)
+        share = None
+        if softmax and {"softmax", s["attention"]} <= of_step.keys():
+            share = s["steps"] * of_step[s["attention"]] / (softmax[0].settings["steps"] * of_step["softmax"])
+        rows.append((s["task"], s["attention"], *own, *theirs, share))
     columns = (
         "task",
         "attention",
@@ -243,9 +247,10 @@ def longer_runs(longer: list[Measurement], equal: list[Measurement]) -> Table:
         "softmax's steps",
         "softmax, test, %",
         "softmax, dev, %",
+        "of its time",
     )
     title = "Runs of more steps, in no more than the time of softmax's"
-    formats = ("", "", ",", ".2f", ".2f", ",", ".2f", ".2f")
+    formats = ("", "", ",", ".2f", ".2f", ",", ".2f", ".2f", ".2f")
     return Table("lra-accuracy-longer", title, columns, tuple(rows), formats)
 
 
