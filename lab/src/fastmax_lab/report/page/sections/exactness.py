@@ -166,7 +166,7 @@ def _negative_claim(measurement: Measurement) -> Claim:
     worst = max(written, key=lambda r: r["denominators"])
     low, high = min(r["negative"] for r in written), max(r["negative"] for r in written)
     of_even = _percent(even) if even else "none"
-    number = f"negative: {of_even} for even orders, {_percent(low)} to {_percent(high)} for order 1 at scale 1"
+    number = f"negative: {of_even} for even orders, {_percent(low)} to {_percent(high)} for order 1 as written"
     notes = (
         f"Of the denominators of order 1 as written up to {_percent(worst['denominators'])} are not positive.",
         f"At the scale 1/D, the default here, {_percent(safe)} of the weights of odd orders are negative.",
