@@ -326,6 +326,13 @@ def test_rates_at_the_edge_are_said() -> None:
     assert edges(alone) == ""
 
 
+def test_of_rates_that_are_equally_good_it_is_the_one_with_more_seeds() -> None:
+    twice = [run("softmax", 1.0, 0, 0.5), run("softmax", 2.0, 0, 0.5), run("softmax", 2.0, 1, 0.4)]
+    for higher in (True, False):
+        found = tuned(twice, lambda d: d.values["dev_accuracy"], lambda d: d.values["dev_accuracy"], higher=higher)
+        assert found["softmax"].rate == 2.0
+
+
 def settings_of(gaps: dict[str, tuple[float, ...]]) -> list[Measurement]:
     """Return runs by seed, in points from softmax at 30 %."""
     values = {"softmax": (0.0,) * 3} | gaps

@@ -1,5 +1,6 @@
 """Runs of several learning rates and seeds: the best rate of each attention by its first seed, all seeds of that rate."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
@@ -63,15 +64,19 @@ class Tuned:
 
 
 def tuned(found: list[Measurement], value: Value, chosen_by: Value, *, higher: bool = False) -> dict[str, Tuned]:
-    """Return each attention at its best rate, the best first by `chosen_by`. If `higher`, larger values are better."""
-    best = max if higher else min
+    """Return each attention at its best rate, the best first by `chosen_by`. If `higher`, larger values are better.
+
+    Of rates that are equally good it is the one with more seeds.
+    """
+    sign = 1 if higher else -1
     result: dict[str, Tuned] = {}
     by_name = group(found, lambda d: d.settings["attention"])
     for attention in sorted(by_name, key=lambda name: name != "softmax"):  # gaps need softmax first
         first = {d.settings["lr"]: chosen_by(d) for d in by_name[attention] if d.settings["seed"] == 0}
         if not first:  # its rate is not chosen yet
             continue
-        rate = best(first, key=first.__getitem__)
+        seeds = Counter(d.settings["lr"] for d in by_name[attention])
+        rate = max(first, key=lambda lr: (sign * first[lr], seeds[lr]))
         own = {d.settings["seed"]: d for d in by_name[attention] if d.settings["lr"] == rate}
         values = {seed: value(d) for seed, d in own.items()}
         softmax = values if attention == "softmax" else result["softmax"].values if "softmax" in result else {}
