@@ -172,6 +172,8 @@ def by_clock(time: Table | None, at_rates: list[Measurement], pace: list[Measure
     if not sides:
         return at_one_rate
     verdict = AGREES if set(sides) == {1} else PARTLY if 1 in sides else DIFFERS if -1 in sides else OPEN
+    if verdict == AGREES and at_one_rate.verdict in (PARTLY, DIFFERS):  # on tasks that were not tuned
+        verdict = PARTLY
     seeds = min(len(ours.values) for ours, _, _ in found.values())
     notes = (f"At tuned rates there are runs on {listed(list(found))}.", *_of_one_rate(at_one_rate))
     return Claim(*lra_time.CLOCK, verdict, numbers[min(numbers)], notes, f"{lra_clock.NAME}-{next(iter(found))}", seeds)
