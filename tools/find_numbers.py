@@ -66,8 +66,7 @@ SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
 "report" has the tables of the report, "computed" those of `compute_numbers`. No other page has a table of results.
 """
 UNORDERED = ("report/lra-accuracy", "report/lra-clock", "report/lra-time-to-accuracy", "report/lra-ratio",
-             "lra-shorter", "convert/smollm2",
-             "computed/lra jumps")  # fmt: skip
+             "lra-shorter", "convert/smollm2", "computed/lra jumps")  # fmt: skip
 """Sources that have the numbers of a row in another order than the docs."""
 CHOOSING = dict.fromkeys(("4.5 MB", "0.37 MB"), "computed/costs")
 CHOOSING |= {"1.14 times": "bench/decay"}

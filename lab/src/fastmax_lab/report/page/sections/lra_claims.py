@@ -156,18 +156,17 @@ def _by_steps_at_full_length(measurements: list[Measurement]) -> Claim:
 def by_clock(time: Table | None, at_rates: list[Measurement], pace: list[Measurement]) -> Claim:
     """Judge by the test accuracy after equal time: at tuned rates, over seeds, where there are such runs."""
     at_one_rate = lra_time.claim(time)
-    found = _tuned(at_rates, test_accuracy, "fastmax1")
+    tuned_runs = _tuned(at_rates, test_accuracy, "fastmax1")
+    shares = {task: lra_clock.share_of_time(runs, pace) for task, (_, _, runs) in tuned_runs.items()}
+    found = {task: of for task, of in tuned_runs.items() if shares[task] is not None}
     sides, numbers = [], {}
     for task, (ours, softmax, runs) in found.items():
-        share = lra_clock.share_of_time(runs, pace)
-        if share is None:
-            continue
         assert ours.gap is not None
         of_examples = error_of_examples(spread(list(softmax.values.values()))[0], runs)
         sides.append(ours.gap.side(of_examples))
         noise = replace(ours.gap, error=max(ours.gap.error or 0.0, of_examples)).noise(1)
         numbers[ours.gap.mean] = (
-            f"test accuracy on {task} in {share:.2f} of softmax's time: {ours.gap.mean:+.1f} points{noise}"
+            f"test accuracy on {task} in {shares[task]:.2f} of softmax's time: {ours.gap.mean:+.1f} points{noise}"
         )
     if not sides:
         return at_one_rate
